@@ -1,0 +1,53 @@
+"""How often digits.onnx is right on the held-out frames. Needs numpy, pillow and onnxruntime only.
+
+python evaluate.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from PIL import Image
+
+
+def read_frame(path: Path) -> NDArray[np.float32]:
+    """A JPEG as the model wants it: (1, 3, 128, 128), RGB, scaled to 0..1."""
+    pixels = np.asarray(Image.open(path).convert("RGB"), dtype=np.float32)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))[None] / np.float32(255)
+
+
+def mistakes(model: Path, frames: Path) -> dict[str, int]:
+    """What the model took each frame for that it got wrong."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    labels: dict[str, int] = json.loads((frames / "labels.json").read_text())
+    answers = {name: int(session.run(None, {"image": read_frame(frames / name)})[0].argmax()) for name in labels}
+    return {name: answer for name, answer in answers.items() if answer != labels[name]}
+
+
+def accuracy(model: Path, frames: Path) -> float:
+    """The part of the frames that the model gets right, 0..1."""
+    labels = json.loads((frames / "labels.json").read_text())
+    return (len(labels) - len(mistakes(model, frames))) / len(labels)
+
+
+def main() -> None:
+    """Print the accuracy, and each frame that was taken for another digit."""
+    here = Path(__file__).parent
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=here / "digits.onnx")
+    parser.add_argument("--frames", type=Path, default=here / "frames", help="folder with JPEGs and labels.json")
+    chosen = parser.parse_args()
+    wrong = mistakes(chosen.model, chosen.frames)
+    total = len(json.loads((chosen.frames / "labels.json").read_text()))
+    print(f"{total - len(wrong)} of {total} right: {(total - len(wrong)) / total:.1%}")
+    for name, answer in sorted(wrong.items()):
+        print(f"{name} was taken for {answer}")
+
+
+if __name__ == "__main__":
+    main()

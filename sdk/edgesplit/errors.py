@@ -1,0 +1,65 @@
+"""The errors this project raises on purpose, sorted by who must act.
+
+A library's error is translated where it enters; `exit_code` is what a command ends with when the error
+reaches it, and is part of the command line's contract.
+"""
+
+from __future__ import annotations
+
+
+class EdgeError(Exception):
+    """Everything edgesplit raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(EdgeError):
+    """The caller asked for something that cannot be: a typo, an unknown name, a missing file."""
+
+    exit_code = 2
+
+
+class ModelRefused(EdgeError):
+    """This model file cannot be taken; the text says why and what would do."""
+
+    exit_code = 3
+
+
+class InfeasibleLimits(EdgeError):
+    """No cut satisfies the limits; the text names those that conflict."""
+
+    exit_code = 4
+
+
+class LinkError(EdgeError):
+    """The network failed. The same call may succeed later."""
+
+    exit_code = 5
+
+
+class TrustError(EdgeError):
+    """The other side must not be believed. Keep the version that runs; never retry."""
+
+    exit_code = 6
+
+
+class MalformedMessage(EdgeError):
+    """Bytes no correct peer would send."""
+
+    exit_code = 7
+
+
+class DeadlineExceeded(EdgeError):
+    """No answer by the request's deadline; none will follow."""
+
+    exit_code = 8
+
+
+class InferenceFailed(EdgeError):
+    """The model was reached and could not answer: wrong shape, wrong name, a runtime that failed."""
+
+    exit_code = 9
+
+
+class Busy(LinkError):
+    """The other side has no room just now (HTTP 429 or 503)."""

@@ -1,0 +1,29 @@
+"""Every bound on what a peer may send or ask for, named once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that both sides keep. Sizes in bytes, times in seconds."""
+
+    message_bytes: int = 262_144
+    """One MQTT payload other than a chunk."""
+    manifest_bytes: int = 4_000_000
+    metadata_bytes: int = 5_000_000
+    chunk_bytes: int = 131_072
+    window_chunks: int = 16
+    slice_bytes: int = 2 * 2**30
+    slices: int = 1_000
+    rows: int = 64
+    http_header_bytes: int = 32_768
+    http_body_bytes: int = 256 * 2**20
+    frame_bytes: int = 64 * 2**20
+    frame_pixels: int = 64_000_000
+    handshake_s: float = 10.0
+    idle_connection_s: float = 75.0
+
+
+LIMITS = Limits()

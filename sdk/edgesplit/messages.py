@@ -1,0 +1,164 @@
+"""What travels over MQTT: this module is the specification.
+
+Version 5 of MQTT only. Payloads are MessagePack of the structs below, at most `LIMITS.message_bytes`; chunks are bare
+bytes. `{device}` is the certificate's name: the broker lets a device write and read only under its own.
+
+    edgesplit/v1/{device}/birth       device -> controller   QoS 1, retained   Birth; the last will is Death
+    edgesplit/v1/{device}/desired     controller -> device   QoS 1, retained   release.Signed over release.Statement
+    edgesplit/v1/{device}/reported    device -> controller   QoS 1, retained   Reported
+    edgesplit/v1/{device}/telemetry   device -> controller   QoS 0             Telemetry
+    edgesplit/v1/{device}/fetch       device -> controller   QoS 0             FetchMetadata or FetchChunks
+    edgesplit/v1/{device}/fetched     controller -> device   QoS 0             Fetched (answer to FetchMetadata)
+    edgesplit/v1/chunk/{sha256}       controller -> all      QoS 0             the chunk's bytes
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from edgesplit.errors import MalformedMessage
+from edgesplit.limits import LIMITS
+
+ROOT = "edgesplit/v1"
+Kind = Literal["birth", "desired", "reported", "telemetry", "fetch", "fetched"]
+
+
+def topic(device: str, kind: Kind) -> str:
+    """The topic of one kind of message of one device; `+` stands for every device in a subscription."""
+    return f"{ROOT}/{device}/{kind}"
+
+
+def chunk_topic(sha256: str) -> str:
+    """The topic on which a chunk is published for every device that wants it."""
+    return f"{ROOT}/chunk/{sha256}"
+
+
+def device_of(topic_name: str) -> str:
+    """The device a topic belongs to; MalformedMessage if it is none of ours."""
+    parts = topic_name.split("/")
+    if len(parts) != 4 or "/".join(parts[:2]) != ROOT:
+        raise MalformedMessage(f"not one of our topics: {topic_name[:80]!r}")
+    return parts[2]
+
+
+class Birth(msgspec.Struct, frozen=True, tag="birth"):
+    """A device is here."""
+
+    session: int
+    """Grows with every connection; an older session's messages are ignored."""
+    boot_s: float
+    """Seconds since the agent started, by the monotonic clock."""
+    version: str
+    """Of the agent."""
+    device_class: str
+    """Name of its device profile."""
+    emulated: bool
+    local_url: str
+    """Where applications on that device reach the agent."""
+
+
+class Death(msgspec.Struct, frozen=True, tag="death"):
+    """The last will: the broker says it when the device's session `session` ends without a goodbye."""
+
+    session: int
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """What one device makes of one model it was told to serve."""
+
+    model: str
+    release: str
+    """The release that runs; empty if none does."""
+    wanted: str
+    """The release the newest valid statement asks for."""
+    state: Literal["fetching", "staged", "running", "failed"]
+    detail: str = ""
+    """Why it failed, for people."""
+
+
+class Reported(msgspec.Struct, frozen=True, tag="reported"):
+    """What a device really runs."""
+
+    session: int
+    counter: int
+    """Of the statement acted upon."""
+    models: tuple[ModelState, ...]
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to one model's requests since the last telemetry. Times in seconds, p50 and p95 over the window."""
+
+    model: str
+    release: str
+    row: str
+    """Row of the plan in use at the end of the window."""
+    requests: int = 0
+    failed: int = 0
+    fallbacks: int = 0
+    switches: int = 0
+    late: int = 0
+    """Emulated samples for which this host was slower than the profile."""
+    up_bytes: int = 0
+    latency_p50_s: float = 0.0
+    latency_p95_s: float = 0.0
+    predicted_s: float = 0.0
+    """What the plan predicts for `row` in the conditions now."""
+    device_s: float = 0.0
+    link_s: float = 0.0
+    remote_s: float = 0.0
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
+    """Measured on the device (or emulated, and then it says so)."""
+
+    session: int
+    sequence: int
+    emulated: bool
+    up_bytes_per_s: float
+    rtt_s: float
+    remote_ok: bool
+    models: tuple[Window, ...]
+
+
+class FetchMetadata(msgspec.Struct, frozen=True, tag="metadata"):
+    """Ask for one TUF metadata file or one manifest, by name; the answer carries the same correlation data."""
+
+    path: str
+    """`metadata/ROLE.json`, `metadata/N.root.json`, or `targets/NAME`."""
+
+
+class FetchChunks(msgspec.Struct, frozen=True, tag="chunks"):
+    """Ask for chunks of a release; each is published on its own topic. At most `LIMITS.window_chunks` at a time."""
+
+    release: str
+    chunks: tuple[str, ...]
+
+
+class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
+    """A piece of a metadata file: `data` begins at `offset` of `total`; `total` -1 says there is no such file."""
+
+    path: str
+    offset: int
+    total: int
+    data: bytes
+
+
+Message = Birth | Death | Reported | Telemetry | FetchMetadata | FetchChunks | Fetched
+T = TypeVar("T")
+
+
+def encode(message: Message | msgspec.Struct) -> bytes:
+    """The message's bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(raw: bytes, kind: type[T]) -> T:
+    """The message of type `kind` (a struct or a union of structs) in `raw`; MalformedMessage for anything else."""
+    if len(raw) > LIMITS.message_bytes:
+        raise MalformedMessage(f"message of {len(raw)} bytes, at most {LIMITS.message_bytes}")
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise MalformedMessage(f"{getattr(kind, '__name__', kind)}: {error}") from error

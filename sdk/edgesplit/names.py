@@ -1,0 +1,61 @@
+"""Names that were checked: safe as a file name, an MQTT topic level, an HTTP path segment and a certificate's name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edgesplit.errors import MalformedMessage, UsageError
+
+DEVICE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+MODEL = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
+SLICE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+RESERVED = frozenset({"controller", "offload", "chunk", "all", "broker", "admin"})
+"""Identities and topic levels of our own, which no device may carry."""
+
+
+def device_name(raw: str) -> str:
+    """`raw` if it can name a device, else UsageError."""
+    if not DEVICE.fullmatch(raw) or raw in RESERVED:
+        raise UsageError(f"not a device name: {raw[:80]!r} (lower-case letters, digits and '-', at most 63, none of {sorted(RESERVED)})")
+    return raw
+
+
+def model_name(raw: str) -> str:
+    """`raw` if it can name a model, else UsageError."""
+    if not MODEL.fullmatch(raw):
+        raise UsageError(f"not a model name: {raw[:80]!r} (lower-case letters, digits, '.', '_' and '-', at most 63)")
+    return raw
+
+
+def slice_name(raw: str) -> str:
+    """`raw` if it can name a slice, else MalformedMessage."""
+    if not SLICE.fullmatch(raw):
+        raise MalformedMessage(f"not a slice name: {raw[:80]!r}")
+    return raw
+
+
+def sha256_hex(raw: str) -> str:
+    """`raw` if it is a SHA-256 digest in lower-case hex, else MalformedMessage."""
+    if not SHA256.fullmatch(raw):
+        raise MalformedMessage(f"not a SHA-256 digest: {raw[:80]!r}")
+    return raw
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """`name@version`; without a version the newest is meant."""
+
+    name: str
+    version: int | None = None
+
+    @classmethod
+    def parse(cls, raw: str) -> ModelRef:
+        name, at, version = raw.partition("@")
+        if at and not (version.isascii() and version.isdigit() and 0 < int(version[:9]) < 10**8):
+            raise UsageError(f"not a model reference: {raw[:80]!r} (name or name@version, as in digits@1)")
+        return cls(model_name(name), int(version) if at else None)
+
+    def __str__(self) -> str:
+        return self.name if self.version is None else f"{self.name}@{self.version}"

@@ -1,0 +1,189 @@
+"""A release: a model, its plans and all its slices, device and cloud halves together, as one signed unit.
+
+The manifest is one TUF target. It names every slice and every chunk by SHA-256, so whoever trusts the manifest's
+bytes can trust each byte it leads to. This module is the format; `edgesplit.trust` decides what is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from edgesplit import names
+from edgesplit.errors import MalformedMessage
+from edgesplit.inputs import InputSpec
+from edgesplit.limits import LIMITS
+from edgesplit.plan import Plan
+
+FORMAT = "edgesplit.release/1"
+SliceFormat = Literal["input", "onnx"]
+
+
+class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run of bytes, named by its SHA-256. At most `LIMITS.chunk_bytes` long."""
+
+    sha256: str
+    bytes: int
+
+
+class SliceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a slice: its chunks in order, and the digest of the whole."""
+
+    name: Literal["graph.onnx", "weights.bin"]
+    bytes: int
+    sha256: str
+    chunks: tuple[Chunk, ...]
+
+
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor's name, its Open Inference Protocol data type and its shape; -1 is a length known only at run time."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The layers between neighbouring cuts: what is signed, sent and run.
+
+    Format `input` has no files: it is the manifest's input spec (bytes of a picture in, the first tensor out).
+    """
+
+    name: str
+    format: SliceFormat
+    layers: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    files: tuple[SliceFile, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files of this slice."""
+        return sum(file.bytes for file in self.files)
+
+
+class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An input with the answer the whole model gave: one Open Inference Protocol request and response body, by chunk."""
+
+    request: Chunk
+    response: Chunk
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The signed description of a release. Its SHA-256 over the exact bytes is the release's digest."""
+
+    format: Literal["edgesplit.release/1"] = FORMAT
+    model: str
+    """`name@version`."""
+    model_sha256: str
+    created: str
+    """UTC, ISO 8601."""
+    input_spec: InputSpec | None
+    """How a camera's bytes become the first tensor, or None where applications give tensors."""
+    inputs: tuple[TensorSpec, ...]
+    """What an application gives: `frame` (UINT8, [-1]) with an input spec, else the model's own inputs."""
+    outputs: tuple[TensorSpec, ...]
+    slices: tuple[Slice, ...]
+    """In an order in which they can run."""
+    plans: dict[str, Plan]
+    """By device class."""
+    golden: tuple[Golden, ...] = ()
+
+    def slice(self, name: str) -> Slice:
+        """The slice of that name; KeyError if there is none."""
+        for one in self.slices:
+            if one.name == name:
+                return one
+        raise KeyError(name)
+
+    def chunks(self, slice_names: set[str] | None = None) -> dict[str, int]:
+        """Size by digest of every chunk of the named slices (all of them by default), each once."""
+        wanted = [one for one in self.slices if slice_names is None or one.name in slice_names]
+        return {chunk.sha256: chunk.bytes for one in wanted for file in one.files for chunk in file.chunks}
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model that a device shall serve, and the release it shall serve it from."""
+
+    model: str
+    """The model's name without its version: what applications ask for."""
+    release: str
+    """SHA-256 of the manifest."""
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The director's word on what one device shall run. Signed by the director key; newest counter wins."""
+
+    device: str
+    releases: tuple[Wanted, ...]
+    counter: int
+    """Strictly grows; at least the Unix time at which it was made, so a restored backup never goes back."""
+    expires: int
+    """Unix seconds after which the statement installs nothing new."""
+
+
+class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A signature by the key of that TUF key id."""
+
+    keyid: str
+    sig: str
+    """Hex."""
+
+
+class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes and the signatures over exactly these bytes."""
+
+    payload: bytes
+    signatures: tuple[Signature, ...]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest's bytes (JSON, keys in order), whose SHA-256 names the release."""
+    return msgspec.json.encode(manifest, order="deterministic")
+
+
+def release_digest(raw: bytes) -> str:
+    """The release that these manifest bytes are."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+def decode_manifest(raw: bytes) -> Manifest:
+    """A manifest that is whole and consistent in itself; MalformedMessage says what is wrong. Trust is not decided here."""
+    if len(raw) > LIMITS.manifest_bytes:
+        raise MalformedMessage(f"manifest of {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedMessage(f"manifest: {error}") from error
+    _check(manifest)
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Names, sizes and references hang together."""
+    known = [names.slice_name(one.name) for one in manifest.slices]
+    if len(set(known)) != len(known) or len(known) > LIMITS.slices:
+        raise MalformedMessage("manifest: slice names repeat, or too many slices")
+    for one in manifest.slices:
+        for file in one.files:
+            _check_file(one.name, file)
+    for plan in manifest.plans.values():
+        if not plan.rows or len(plan.rows) > LIMITS.rows:
+            raise MalformedMessage(f"manifest: a plan of {len(plan.rows)} rows")
+        for row in plan.rows:
+            if sorted((*row.device, *row.remote)) != sorted(known):
+                raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
+            if set(row.sends) & set(plan.never_leaves):
+                raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
+
+
+def _check_file(owner: str, file: SliceFile) -> None:
+    names.sha256_hex(file.sha256)
+    for chunk in file.chunks:
+        names.sha256_hex(chunk.sha256)
+        if not 0 < chunk.bytes <= LIMITS.chunk_bytes:
+            raise MalformedMessage(f"manifest: a chunk of {chunk.bytes} bytes in {owner}")
+    if sum(chunk.bytes for chunk in file.chunks) != file.bytes or file.bytes > LIMITS.slice_bytes:
+        raise MalformedMessage(f"manifest: sizes of {owner}/{file.name} do not add up")
