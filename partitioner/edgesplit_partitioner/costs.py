@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from edgesplit.errors import UsageError
 
-FORMAT = "edgesplit.costs/1"
+FORMAT: Final = "edgesplit.costs/1"
 
 
 class CodecCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,11 +93,11 @@ def check_costs(costs: Costs) -> None:
     """Tiers, names and numbers hang together, or UsageError."""
     if len(costs.tiers) < 2 or len(set(costs.tiers)) != len(costs.tiers):
         raise UsageError("costs: at least two different tiers are needed, ordered from the device outwards")
-    known = {name: tensor for name, tensor in costs.inputs.items()}
+    known = dict(costs.inputs)
     for layer in costs.layers:
         for tensor in layer.reads:
             if tensor not in known:
-                raise UsageError(f"costs: layer {layer.name!r} reads {tensor!r}, which no input and no earlier layer writes")
+                raise UsageError(f"costs: layer {layer.name!r} reads {tensor!r}, which nothing before it writes")
         for tensor, cost in layer.writes.items():
             if tensor in known:
                 raise UsageError(f"costs: {tensor!r} is written twice")
@@ -117,7 +117,7 @@ def _check_layer(costs: Costs, layer: LayerCost) -> None:
     allowed = layer.tiers or tuple(layer.seconds)
     for tier in allowed:
         if tier not in costs.tiers:
-            raise UsageError(f"costs: layer {layer.name!r} names the tier {tier!r}, which is not among {list(costs.tiers)}")
+            raise UsageError(f"costs: layer {layer.name!r} names the tier {tier!r}, not one of {list(costs.tiers)}")
         if tier not in layer.seconds:
             raise UsageError(f"costs: layer {layer.name!r} may run on {tier!r} but has no seconds there")
     if not allowed:

@@ -63,3 +63,10 @@ class InferenceFailed(EdgeError):
 
 class Busy(LinkError):
     """The other side has no room just now (HTTP 429 or 503)."""
+
+    retry_after_s: float = 0.0
+    """How long it asks to be left alone; 0 where it did not say."""
+
+
+class NotFound(UsageError):
+    """No such model, version or release here (HTTP 404)."""

@@ -63,7 +63,9 @@ def parse_input_spec(text: str) -> InputSpec:
     """The spec that `text` spells (see the module's text for the grammar); UsageError names the word that is wrong."""
     words = text.split()
     if not words or words[0] != "image/jpeg":
-        raise UsageError(f"input spec {text[:80]!r}: it must begin with image/jpeg, as in 'image/jpeg 640x480 q85 rgb nchw scale=1/255'")
+        raise UsageError(
+            f"input spec {text[:80]!r}: it begins with image/jpeg, as in 'image/jpeg 640x480 q85 rgb scale=1/255'"
+        )
     fields: dict[str, object] = {}
     for word in words[1:]:
         fields.update(_field(word, text))

@@ -20,6 +20,11 @@ class Limits:
     rows: int = 64
     http_header_bytes: int = 32_768
     http_body_bytes: int = 256 * 2**20
+    http_bytes_per_s: int = 1_000
+    """A peer that moves a body more slowly than this is given up."""
+    inference_json_bytes: int = 16 * 2**20
+    """The JSON part of an inference body; tensors beyond that travel as binary data."""
+    inference_tensors: int = 256
     frame_bytes: int = 64 * 2**20
     frame_pixels: int = 64_000_000
     handshake_s: float = 10.0

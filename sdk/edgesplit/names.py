@@ -18,7 +18,10 @@ RESERVED = frozenset({"controller", "offload", "chunk", "all", "broker", "admin"
 def device_name(raw: str) -> str:
     """`raw` if it can name a device, else UsageError."""
     if not DEVICE.fullmatch(raw) or raw in RESERVED:
-        raise UsageError(f"not a device name: {raw[:80]!r} (lower-case letters, digits and '-', at most 63, none of {sorted(RESERVED)})")
+        raise UsageError(
+            f"not a device name: {raw[:80]!r} "
+            f"(lower-case letters, digits and '-', at most 63, none of {sorted(RESERVED)})"
+        )
     return raw
 
 

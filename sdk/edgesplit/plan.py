@@ -31,7 +31,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One cut with its codecs and its costs: a line a + b·x in x = 1/bandwidth."""
 
     name: str
-    """`local`, `remote`, or `cut-N`, N counting from the most remote cut; unique in its plan."""
+    """`local`, `remote`, or `cut-N`, N counting from the most remote cut; unique in its plan.
+    Where all-remote is there twice, plain and compressed, the second is `remote-zstd`."""
     device: tuple[str, ...] = ()
     """Slices that run on the device, in execution order."""
     remote: tuple[str, ...] = ()
@@ -63,7 +64,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The switching table for one model on one device class. `local` is always among its rows unless the fallback is `none`."""
+    """The switching table for one model on one device class.
+
+    `local` is always among its rows unless the fallback is `none`.
+    """
 
     model: str
     device_class: str
@@ -80,6 +84,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Predicted seconds of each slice on this device class."""
     basis: str = "predicted"
     """Where the device's times come from: `measured` or `predicted`."""
+    forced: str = ""
+    """The row that the operator chose: while it is usable no other is taken. Empty: the fastest is."""
 
     def row(self, name: str) -> Row:
         """The row of that name; KeyError if there is none."""
@@ -140,6 +146,9 @@ def choose(plan: Plan, now: Conditions, current: str | None = None, hysteresis: 
 
     `current` names the row in use: it is kept unless another is better by more than `hysteresis` says.
     """
+    forced = best((row for row in plan.rows if row.name == plan.forced), now) if plan.forced else None
+    if forced is not None:
+        return forced
     winner = best(plan.rows, now)
     if winner is None or current is None or winner.name == current:
         return winner

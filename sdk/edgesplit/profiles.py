@@ -1,4 +1,175 @@
 """Device profiles: what a kind of device can do, each figure with its source. YAML in `edgesplit_device_profiles`.
 
-The schema is documented in docs/device-profiles.md. YAML is read by safe_load only.
+This module is the schema; docs/device-profiles.md explains it, and how the shipped figures were derived. Promises a
+profile whose every figure is present, positive and sourced, or a UsageError that says what is wrong. How a time
+follows from the rates is `edgesplit_partitioner.predict`'s business. YAML is read by safe_load only, and PyYAML is
+imported only when a profile is read: the agent never needs it.
 """
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from edgesplit.errors import UsageError
+
+FORMAT = "edgesplit.device-profile/1"
+NAME = re.compile(r"[a-z0-9][a-z0-9+_-]{0,62}")
+"""No dots: a class name stands between dots in the names of remote models."""
+MAX_BYTES = 65_536
+SHIPPED = "edgesplit_device_profiles"
+
+UNITS = {
+    "dense_conv_flops_per_s": "flop/s",
+    "depthwise_flops_per_s": "flop/s",
+    "gemm_flops_per_s": "flop/s",
+    "elementwise_per_s": "elements/s",
+    "memory_bytes_per_s": "B/s",
+    "weight_load_bytes_per_s": "B/s",
+    "jpeg_pixels_per_s": "pixels/s",
+    "memory_bytes": "B",
+    "operator_overhead_s": "s",
+    "runtime_factor": "times",
+    "zstd_slowdown": "times",
+    "idle_watts": "W",
+    "active_watts": "W",
+}
+
+Basis = Literal["measured", "published", "derived", "assumption"]
+"""measured: by us, on such a device. published: by others, as cited. derived: computed from published or measured
+figures by the formula given. assumption: nothing public; the source gives the reasoning."""
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A number and where it comes from."""
+
+    value: Annotated[float, msgspec.Meta(gt=0)]
+    basis: Basis
+    source: Annotated[str, msgspec.Meta(min_length=12)]
+    """What document and table, with its date; the formula, where it is derived; the reasoning, where it is assumed."""
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast each class of operator runs, with all the device's cores at work on one inference."""
+
+    dense_conv_flops_per_s: Figure
+    """Dense convolutions, 2 x multiply-accumulates."""
+    depthwise_flops_per_s: Figure
+    gemm_flops_per_s: Figure
+    """Matrix products; a batch of one is bound by `memory_bytes_per_s` instead, through its weights."""
+    elementwise_per_s: Figure
+    """Simple operations, one per element."""
+    memory_bytes_per_s: Figure
+    """Bytes read plus bytes written."""
+    weight_load_bytes_per_s: Figure
+    """From storage, when a slice is loaded."""
+    jpeg_pixels_per_s: Figure
+    """Baseline JPEG to 8-bit planes."""
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kind of device. Its name is the device class in plans and releases."""
+
+    format: Literal["edgesplit.device-profile/1"]
+    name: str
+    description: str
+    threads: Annotated[int, msgspec.Meta(ge=1)]
+    """Cores that the rates count on."""
+    memory_bytes: Figure
+    rates: Rates
+    operator_overhead_s: Figure
+    """Per operator that is not fused into the one before it."""
+    runtime_factor: Figure
+    """How much slower the runtime that really runs is than the one behind the rates: divides those of dense
+    convolutions and matrix products."""
+    zstd_slowdown: Figure
+    """Compressing and decompressing take so many times longer than on the machine of `generic-x86`."""
+    idle_watts: Figure
+    active_watts: Figure
+    """Of the whole board, while all `threads` compute."""
+
+    def named_figures(self) -> dict[str, Figure]:
+        """Every figure by its field's name, the rates first."""
+        rates = {name: getattr(self.rates, name) for name in self.rates.__struct_fields__}
+        others = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {**rates, **{name: figure for name, figure in others.items() if isinstance(figure, Figure)}}
+
+    def figures(self) -> list[tuple[str, str, str, str, str]]:
+        """Every figure as people read it: name, value, unit, basis, source."""
+        return [
+            (name, _readable(figure.value), UNITS[name], figure.basis, figure.source.strip())
+            for name, figure in self.named_figures().items()
+        ]
+
+
+def _readable(value: float) -> str:
+    return f"{value:.4g}" if value < 1e4 else f"{value:.3e}"
+
+
+def list_profiles() -> list[str]:
+    """Names of the profiles that ship with edgesplit, sorted."""
+    folder = resources.files(SHIPPED)
+    return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_profile(name: str | Path) -> DeviceProfile:
+    """The shipped profile of that name, or the one in a YAML file of the user's own (a path: it has a '/' or ends
+    with .yaml or .yml). UsageError lists near names, or says what the file lacks."""
+    text = str(name)
+    if isinstance(name, Path) or "/" in text or text.endswith((".yaml", ".yml")):
+        return _from_file(Path(text))
+    if text not in list_profiles():
+        raise UsageError(_unknown(text))
+    return parse_profile(resources.files(SHIPPED).joinpath(f"{text}.yaml").read_text("utf-8"), f"{text}.yaml")
+
+
+def parse_profile(text: str, origin: str) -> DeviceProfile:
+    """The profile that this YAML spells; `origin` names it in errors."""
+    import yaml  # only here: the agent runs without PyYAML
+
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"device profile {origin}: larger than {MAX_BYTES} bytes")
+    try:
+        fields: Any = yaml.safe_load(text)
+        profile = msgspec.convert(fields, DeviceProfile, strict=False)  # YAML 1.1 reads 24e9 as text
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"device profile {origin}: not YAML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise UsageError(f"device profile {origin}: {error} (the schema is in docs/device-profiles.md)") from error
+    _check(profile, origin)
+    return profile
+
+
+def _check(profile: DeviceProfile, origin: str) -> None:
+    """What the types cannot say: the name's form, finite numbers, and that work costs more power than rest."""
+    if not NAME.fullmatch(profile.name):
+        raise UsageError(f"device profile {origin}: not a name: {profile.name[:80]!r} (a-z, 0-9, '+', '-', '_')")
+    for name, figure in profile.named_figures().items():
+        if not math.isfinite(figure.value):
+            raise UsageError(f"device profile {origin}: {name} is not a finite number")
+    if profile.active_watts.value < profile.idle_watts.value:
+        raise UsageError(f"device profile {origin}: active_watts is below idle_watts")
+
+
+def _from_file(path: Path) -> DeviceProfile:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1).decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read device profile {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"device profile {path}: not UTF-8 text") from error
+    return parse_profile(text, str(path))
+
+
+def _unknown(name: str) -> str:
+    known = list_profiles()
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    return f"no device profile {name[:80]!r}; {hint} (a YAML file of your own works too: ./my-board.yaml)"

@@ -7,7 +7,7 @@ bytes can trust each byte it leads to. This module is the format; `edgesplit.tru
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -17,7 +17,7 @@ from edgesplit.inputs import InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan
 
-FORMAT = "edgesplit.release/1"
+FORMAT: Final = "edgesplit.release/1"
 SliceFormat = Literal["input", "onnx"]
 
 
@@ -65,7 +65,7 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input with the answer the whole model gave: one Open Inference Protocol request and response body, by chunk."""
+    """An input with the whole model's answer: one Open Inference Protocol request and response body, by chunk."""
 
     request: Chunk
     response: Chunk
@@ -150,7 +150,7 @@ def release_digest(raw: bytes) -> str:
 
 
 def decode_manifest(raw: bytes) -> Manifest:
-    """A manifest that is whole and consistent in itself; MalformedMessage says what is wrong. Trust is not decided here."""
+    """A manifest that is consistent in itself; MalformedMessage says what is wrong. Trust is not decided here."""
     if len(raw) > LIMITS.manifest_bytes:
         raise MalformedMessage(f"manifest of {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
     try:

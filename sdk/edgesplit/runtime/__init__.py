@@ -54,7 +54,9 @@ class Timing:
         return sum(self.seconds.values())
 
 
-def execute(programs: Mapping[str, Program], order: Iterable[str], tensors: Tensors, timing: Timing | None = None) -> dict[str, Tensor]:
+def execute(
+    programs: Mapping[str, Program], order: Iterable[str], tensors: Tensors, timing: Timing | None = None
+) -> dict[str, Tensor]:
     """Run the named slices in order over one set of live tensors; returns that set, inputs included."""
     live = dict(tensors)
     for name in order:

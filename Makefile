@@ -1,0 +1,36 @@
+# Every target installs what it needs by itself (tools/setup says what it does) and works from a fresh clone.
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check bench format soak clean
+
+demo: $(VENV)/.demo
+	$(BIN)/edgectl demo $(DEMO)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile $(TEST)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) tests/unit $(TEST)
+
+bench: $(VENV)/.dev
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script --json out/$$(basename $$script .py).json || exit 1; done
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) out dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.demo: pyproject.toml constraints.txt tools/setup
+	tools/setup cli
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt tools/setup
+	tools/setup dev
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,1 @@
+"""The agent: runs on the device; decides, fetches, verifies, runs, offloads, answers."""

@@ -1,0 +1,157 @@
+"""A release that can answer on this device: its plan's usable rows, and the slices they run here, loaded once.
+
+The agent keeps its own floor: a row that would send what may never leave is not a row here, whatever the plan says.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from edgesplit import oip
+from edgesplit.errors import InferenceFailed, MalformedMessage, TrustError, UsageError
+from edgesplit.names import ModelRef
+from edgesplit.plan import Plan, Row
+from edgesplit.release import Golden, Manifest, TensorSpec
+from edgesplit.releases import Release
+from edgesplit.runtime import Program, Runtime, Tensor, Timing, execute
+from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.runtime.load import load_slices
+
+RELATIVE_TOLERANCE = 1e-3
+"""Golden answers were made on another processor: bits differ there, by far less than this."""
+SMOOTHING = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class ActiveRelease:
+    """One release, ready to answer. Requests hold on to theirs, so a new release never changes one that runs."""
+
+    digest: str
+    manifest: Manifest
+    plan: Plan
+    programs: Mapping[str, Program]
+    emulated: bool = False
+    measured_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by slice as they were here, smoothed."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def model(self) -> str:
+        """The model's name, without its version."""
+        return ModelRef.parse(self.manifest.model).name
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What an application gives."""
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What it gets."""
+        return self.manifest.outputs
+
+    def order(self, names: Collection[str]) -> list[str]:
+        """These slices, in an order in which they can run."""
+        wanted = set(names)
+        return [one.name for one in self.manifest.slices if one.name in wanted]
+
+    def tail(self, row: Row) -> list[str] | None:
+        """What is left to run here after `row`'s own slices, if the device finishes alone; None where it cannot."""
+        local = self.plan.local
+        return None if local is None else self.order(set(local.device) - set(row.device))
+
+    def receives(self, row: Row) -> tuple[TensorSpec, ...]:
+        """What the cloud must send back for this row."""
+        by_name = {spec.name: spec for one in self.manifest.slices for spec in one.outputs}
+        by_name.update({spec.name: spec for spec in self.manifest.outputs})
+        return tuple(by_name[name] for name in row.receives)
+
+    def predicted_s(self, names: Collection[str]) -> float:
+        """What the plan says these slices take on this class of device."""
+        return sum(self.plan.slice_s.get(name, 0.0) for name in names)
+
+    def learn(self, timing: Timing) -> None:
+        """Take in what slices took."""
+        with self._lock:
+            for name, seconds in timing.seconds.items():
+                old = self.measured_s.get(name, seconds)
+                self.measured_s[name] = old + SMOOTHING * (seconds - old)
+
+
+def plan_for(manifest: Manifest, device_class: str) -> Plan:
+    """This class's plan, without the rows that this device must not or cannot run; TrustError where none is left."""
+    plan = manifest.plans.get(device_class)
+    if plan is None:
+        raise UsageError(f"the release has no plan for {device_class!r}, only for {sorted(manifest.plans)}")
+    outputs = {spec.name for one in manifest.slices for spec in one.outputs} | {spec.name for spec in manifest.outputs}
+    rows = tuple(row for row in plan.rows if _is_allowed(row, plan, outputs))
+    if not rows:
+        raise TrustError("every row of the plan sends what may never leave this device, or needs what it does not know")
+    return msgspec.structs.replace(plan, rows=rows)
+
+
+def _is_allowed(row: Row, plan: Plan, known: Collection[str]) -> bool:
+    private = set(row.sends) & set(plan.never_leaves)
+    strange_codec = any(codec != "raw" for codec in row.codecs.values())
+    return not private and not strange_codec and set(row.receives) <= set(known)
+
+
+def device_slices(plan: Plan) -> set[str]:
+    """Every slice that any row of the plan runs here."""
+    return {name for row in plan.rows for name in row.device}
+
+
+def load(release: Release, device_class: str, make_runtime: Callable[[Plan], Runtime]) -> ActiveRelease:
+    """The release, loaded for this class of device. Each file's digest is checked now. TrustError, ModelRefused."""
+    plan = plan_for(release.manifest, device_class)
+    runtime = make_runtime(plan)
+    programs = load_slices(release.manifest, release.slice_folder, runtime, only=device_slices(plan))
+    if not isinstance(runtime, EmulatedRuntime):
+        return ActiveRelease(release.digest, release.manifest, plan, programs)
+    for one in release.manifest.slices:
+        if one.name in programs and one.format == "input":
+            programs[one.name] = runtime.wrap(one.name, programs[one.name])
+    return ActiveRelease(release.digest, release.manifest, plan, programs, emulated=True)
+
+
+def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], bytes]) -> None:
+    """Run one golden input on the device alone; InferenceFailed where the answer is not the whole model's.
+
+    Where the plan leaves no way to answer alone there is nothing to compare, and loading was the test.
+    """
+    local = active.plan.local
+    if local is None:
+        return
+    request = oip.decode_request(*_with_header_length(chunk(golden.request.sha256)))
+    expected = oip.decode_response(*_with_header_length(chunk(golden.response.sha256)))
+    live = execute(active.programs, active.order(local.device), request.inputs)
+    for name, want in expected.outputs.items():
+        if name not in live or not close(live[name], want):
+            raise InferenceFailed(f"golden input: output {name!r} is not what the whole model gave")
+
+
+def close(got: Tensor, want: Tensor) -> bool:
+    """Equal within what another processor's arithmetic explains; never where the answer has become NaN."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    if not np.issubdtype(want.dtype, np.floating):
+        return bool(np.array_equal(got, want))
+    scale = float(np.max(np.abs(want))) if want.size else 0.0
+    return bool(np.allclose(got, want, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE * scale, equal_nan=True))
+
+
+def _with_header_length(body: bytes) -> tuple[bytes, int | None]:
+    """The body with the length of its JSON part: what its tensors' own sizes leave of it."""
+    try:
+        head, _ = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+        tensors = [*head.get("inputs", ()), *head.get("outputs", ())]
+        sizes = [int(tensor.get("parameters", {}).get("binary_data_size", 0)) for tensor in tensors]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise MalformedMessage(f"golden body: {error}") from error
+    return body, len(body) - sum(sizes) if any(sizes) else None

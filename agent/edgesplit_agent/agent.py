@@ -1,0 +1,184 @@
+"""One agent: its parts put together, started and stopped. What each part decides is in its own module."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+import edgesplit
+from edgesplit.errors import UsageError
+from edgesplit.http1 import Server
+from edgesplit.messages import Telemetry
+from edgesplit.plan import Plan
+from edgesplit.runtime import Runtime
+from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent.endpoint import Endpoint
+from edgesplit_agent.engine import Answer, Engine, predictions
+from edgesplit_agent.enrolment import credentials
+from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.remote import Remote
+from edgesplit_agent.telemetry import Windows, telemetry
+from edgesplit_agent.updates import Updater, model_states
+from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.work import Work
+
+if TYPE_CHECKING:
+    from edgesplit.testing.link import ShapedLink
+
+log = logging.getLogger(__name__)
+
+MOST_THREADS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """What the command line says; None or empty: as enrolment said."""
+
+    data: Path
+    port: int = 8600
+    emulate: bool = False
+    offload: str | None = None
+    broker: str | None = None
+    link: str | None = None
+    threads: int = 0
+    """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+
+
+class Agent:
+    """A device that is enrolled. The folder must be held by the caller."""
+
+    def __init__(self, settings: AgentSettings, folder: DataFolder, identity: Identity) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._identity = identity
+        self._processor = threading.Lock()
+        self._windows = Windows()
+        self._shaped: ShapedLink | None = None
+        tls = credentials(folder).client_context()
+        self._engine = Engine(identity.device_class, self._make_remote(tls), observe=self._observe)
+        self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
+        store = ChunkStore(folder.chunks, folder.releases)
+        self._work = Work(folder, identity, self._engine, store, self._make_runtime)
+        self._updater = Updater(self._work)
+        self._tls, self._store = tls, store
+        self._uplink: Uplink | None = None
+
+    def start(self) -> None:
+        """Serve what is here at once; then connect."""
+        want, running = self._work.boot()
+        self._server.start()  # only now: an application that came earlier would be told of a model that is not here
+        self._engine.start()
+        self._uplink = Uplink(
+            self._folder,
+            self._identity,
+            host_and_port(self._settings.broker or self._identity.broker, "broker"),
+            self._tls,
+            keep_chunk=self._store.put,
+            sample=self._sample,
+            emulated=self._settings.emulate,
+            local_url=self.url,
+        )
+        self._work.connect(self._uplink)
+        self._updater.start(want, running)
+        self._uplink.start(self._updater.offer, self._updater.online)
+        here = Here(device=self._identity.device, url=self.url, pid=os.getpid(), emulated=self._settings.emulate)
+        self._folder.write_here(here)
+
+    def stop(self) -> None:
+        """Finish what runs, say goodbye, close every connection."""
+        self._server.stop()
+        if self._uplink is not None:
+            self._uplink.stop()
+        self._updater.stop()
+        self._engine.stop()
+        if self._shaped is not None:
+            self._shaped.stop()
+
+    @property
+    def url(self) -> str:
+        """Where applications on this device reach it."""
+        return self._server.url
+
+    def status(self) -> dict[str, Any]:
+        """What people and tools may know; `edgesplit-agent status` shows it."""
+        want, have = self._updater.snapshot
+        now = self._engine.conditions
+        uplink = self._uplink
+        return {
+            "device": self._identity.device,
+            "device_class": self._identity.device_class,
+            "version": edgesplit.__version__,
+            "emulated": self._settings.emulate,
+            "link_emulated": self._settings.link or "",
+            "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
+            "session": uplink.session_number if uplink else 0,
+            "statement": want.counter if want else 0,
+            "conditions": msgspec.to_builtins(now),
+            "breaker": self._engine.breaker.state,
+            "models": [self._model_status(name) for name in sorted(self._engine.serving)],
+            "wanted": msgspec.to_builtins(model_states(want, have)),
+            "joined": self._engine.joined,
+            "delivery": vars(uplink.chunks.counters) if uplink else {},
+        }
+
+    def _model_status(self, model: str) -> dict[str, Any]:
+        release = self._engine.serving[model]
+        return {
+            "model": model,
+            "version": release.manifest.model,
+            "release": release.digest,
+            "row": self._engine.row_of(model),
+            "rows": predictions(release.plan, self._engine.conditions),
+            "counters": self._windows.total.get(model, {}),
+        }
+
+    def _observe(self, model: str, result: Answer | Exception) -> None:
+        self._windows.observe(model, result.report if isinstance(result, Answer) else None)
+
+    def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
+        now = self._engine.conditions
+        worth = (now.remote_ok, tuple((model, self._engine.row_of(model)) for model in sorted(self._engine.serving)))
+        if not take:
+            return None, worth
+        windows = self._windows.take(self._engine.serving, now)
+        return telemetry(session, sequence, self._settings.emulate, now, windows), worth
+
+    def _make_runtime(self, plan: Plan) -> Runtime:
+        from edgesplit.runtime.onnx import OnnxRuntime  # 35 MB that an agent without a model does not need
+
+        if self._settings.emulate:
+            return EmulatedRuntime(OnnxRuntime(threads=self._settings.threads or 1), plan.slice_s, self._processor)
+        return OnnxRuntime(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+
+    def _make_remote(self, tls: Any) -> Remote | None:
+        """The offload server, behind an emulated link where one is asked for."""
+        url = self._settings.offload or self._identity.offload
+        if not url:
+            return None
+        if not self._settings.link:
+            return Remote(url, tls)
+        from edgesplit.links import parse_link
+        from edgesplit.testing.link import ShapedLink
+
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+        host, port = host_and_port(parts.netloc, "offload server")
+        self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
+        self._shaped.start()
+        log.warning("the link to the offload server is emulated: %s", self._settings.link)
+        return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
+
+
+def host_and_port(text: str, what: str) -> tuple[str, int]:
+    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,148 @@
+"""The agent's own data folder: what is in it, who holds it, and the few small files that must survive a power cut.
+
+    identity/       key.pem (0600), certificate.pem, ca.pem, enrolled.json
+    trust/          metadata and counters of edgesplit.trust
+    chunks/aa/…     chunks on their way into a release, by SHA-256
+    releases/…      whole releases, as edgesplit.releases lays them out
+    current.json    which release runs per model: its one rename is the activation
+    session.json    number of the newest MQTT session, only ever growing
+    agent.json      how to reach the agent while it runs
+
+A file that cannot be read is moved aside, never in the way: the agent always starts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from edgesplit.durable import write_durably
+from edgesplit.errors import UsageError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who this device is and whom it belongs to: `identity/enrolled.json`."""
+
+    device: str
+    device_class: str
+    broker: str
+    """HOST:PORT."""
+    offload: str
+    """URL."""
+    controller: str
+    """URL."""
+    tuf_root: str
+    """JSON text of the root that all trust starts from."""
+
+
+class Current(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs: `current.json`."""
+
+    statement: bytes = b""
+    """The newest believed statement, as it was signed (base64 in the file)."""
+    counter: int = 0
+    models: dict[str, str] = {}
+    """Release by model."""
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True):
+    """A running agent's address: `agent.json`."""
+
+    device: str
+    url: str
+    pid: int
+    emulated: bool
+
+
+class _Session(msgspec.Struct, frozen=True):
+    number: int = 0
+
+
+class DataFolder:
+    """One agent's folder. `hold` makes it exclusively ours for the life of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity = path / "identity"
+        self.key_file = self.identity / "key.pem"
+        self.certificate_file = self.identity / "certificate.pem"
+        self.ca_file = self.identity / "ca.pem"
+        self.trust = path / "trust"
+        self.chunks = path / "chunks"
+        self.releases = path / "releases"
+        self._lock_file: int | None = None
+        self._session_lock = threading.Lock()
+
+    def hold(self) -> None:
+        """Take the folder for this process; UsageError where another agent has it or it cannot be written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"cannot write the data folder {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise UsageError(f"another edgesplit-agent runs on {self.path}") from error
+        self._lock_file = descriptor
+
+    def release(self) -> None:
+        """Give the folder back and forget the address."""
+        (self.path / "agent.json").unlink(missing_ok=True)
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    def enrolled(self) -> Identity | None:
+        """Who we are, or None before enrolment."""
+        whole = self.certificate_file.exists() and self.ca_file.exists() and self.key_file.exists()
+        return self._read(self.identity / "enrolled.json", Identity) if whole else None
+
+    def write_enrolled(self, identity: Identity) -> None:
+        """The last step of enrolment: from now on we are that device."""
+        write_durably(self.identity / "enrolled.json", msgspec.json.format(msgspec.json.encode(identity)))
+
+    def current(self) -> Current:
+        """What ran last."""
+        return self._read(self.path / "current.json", Current) or Current()
+
+    def write_current(self, current: Current) -> None:
+        """Make `current` what runs: old or new after a power cut, never anything between."""
+        write_durably(self.path / "current.json", msgspec.json.format(msgspec.json.encode(current)))
+
+    def next_session(self, now: float) -> int:
+        """A number higher than every one before, on disk before it is used. At least the Unix time `now`: a file that
+        was lost, or a card that was copied back, does not make the controller take us for an older session."""
+        with self._session_lock:
+            old = self._read(self.path / "session.json", _Session) or _Session()
+            number = max(old.number + 1, int(now))
+            write_durably(self.path / "session.json", msgspec.json.encode(_Session(number)))
+            return number
+
+    def write_here(self, here: Here) -> None:
+        """Tell people and tools on this machine where the agent is."""
+        write_durably(self.path / "agent.json", msgspec.json.encode(here))
+
+    def here(self) -> Here | None:
+        """Where the running agent is, as far as it said."""
+        return self._read(self.path / "agent.json", Here)
+
+    def _read(self, path: Path, kind: type[T]) -> T | None:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            log.warning("%s cannot be read and is moved aside: %s", path, error)
+            os.replace(path, path.with_name(path.name + ".spoilt"))
+            return None

@@ -1,0 +1,99 @@
+"""What the link, the server and the device are like just now, estimated from what real transfers took.
+
+Everything here is a value and arithmetic: `meter.transferred(...)` gives the next meter. The uplink is estimated as
+seconds per byte, so its average is the harmonic one (an arithmetic mean of rates is far too hopeful on a link that
+varies). A small transfer says little about the rate, because the round trip's jitter hides it, and weighs so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgesplit.plan import Conditions, Link
+
+SLOWEST_BYTES_PER_S = 500.0
+FASTEST_BYTES_PER_S = 1e10
+CHANGE = 0.7
+"""How far, as a part of itself, the rate is believed to move from one transfer to the next."""
+QUICKEST = 0.8
+"""The weight of one transfer is at most this: one stray measurement does not turn the plan over."""
+JITTER_S = 0.001
+JITTER_PART = 0.1
+"""A round trip is uncertain by a millisecond or this part of itself, whichever is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeter:
+    """The estimates. Starts from the link that the plan was made for."""
+
+    rtt_s: float
+    up_s_per_byte: float
+    down_s_per_byte: float
+    server_load: float = 1.0
+    device_slowdown: float = 1.0
+    transfers: int = 0
+
+    @classmethod
+    def of(cls, link: Link) -> LinkMeter:
+        """Before anything was measured."""
+        return cls(link.rtt_s, 1.0 / link.up_bytes_per_s, 1.0 / link.down_bytes_per_s)
+
+    @property
+    def link(self) -> Link:
+        """The link as it seems now."""
+        return Link(
+            up_bytes_per_s=1.0 / self.up_s_per_byte, down_bytes_per_s=1.0 / self.down_s_per_byte, rtt_s=self.rtt_s
+        )
+
+    def conditions(self, remote_ok: bool) -> Conditions:
+        """What a plan chooses by."""
+        return Conditions(
+            link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown, remote_ok=remote_ok
+        )
+
+    def round_trip(self, seconds: float) -> LinkMeter:
+        """After an exchange so small that only the round trip counts (the server's own time already taken off)."""
+        seconds = max(seconds, 0.0)
+        weight = 0.5 if seconds < self.rtt_s else 0.3
+        return replace(self, rtt_s=self.rtt_s + weight * (seconds - self.rtt_s))
+
+    def transferred(self, up_bytes: int, down_bytes: int, seconds: float) -> LinkMeter:
+        """After an answered request whose time on the link (elapsed less the server's own) was `seconds`."""
+        rtt_s = min(self.rtt_s, max(seconds, 0.0))  # an exchange cannot be quicker than the round trip inside it
+        up_s = max(0.0, seconds - rtt_s - down_bytes * self.down_s_per_byte)
+        return replace(
+            self, rtt_s=rtt_s, up_s_per_byte=self._blend(up_bytes, up_s, rtt_s), transfers=self.transfers + 1
+        )
+
+    def gave_up(self, up_bytes: int, seconds: float) -> LinkMeter:
+        """After a transfer without an answer for `seconds`: the link is at least that slow, and only that is learnt."""
+        up_s = seconds - self.rtt_s
+        if up_bytes <= 0 or up_s / up_bytes <= self.up_s_per_byte:
+            return self
+        return replace(self, up_s_per_byte=self._blend(up_bytes, up_s, self.rtt_s))
+
+    def _blend(self, up_bytes: int, up_s: float, rtt_s: float) -> float:
+        """The new seconds per byte: a scalar Kalman step, the transfer's uncertainty being the round trip's jitter."""
+        if up_bytes <= 0:
+            return self.up_s_per_byte
+        belief = (CHANGE * self.up_s_per_byte) ** 2
+        noise = (max(JITTER_S, JITTER_PART * rtt_s) / up_bytes) ** 2
+        weight = min(QUICKEST, belief / (belief + noise))
+        blended = self.up_s_per_byte + weight * (up_s / up_bytes - self.up_s_per_byte)
+        return min(1.0 / SLOWEST_BYTES_PER_S, max(1.0 / FASTEST_BYTES_PER_S, blended))
+
+    def loaded(self, factor: float) -> LinkMeter:
+        """After an answer that told how loaded the server is (1 is idle)."""
+        return replace(self, server_load=max(1.0, self.server_load + 0.5 * (min(factor, 1000.0) - self.server_load)))
+
+    def computed(self, measured_s: float, predicted_s: float) -> LinkMeter:
+        """After the device ran slices for which the plan predicts `predicted_s`."""
+        if predicted_s <= 0.0:
+            return self
+        factor = min(50.0, max(0.05, measured_s / predicted_s))
+        return replace(self, device_slowdown=self.device_slowdown + 0.3 * (factor - self.device_slowdown))
+
+
+def probe_due(now: float, last_sent: float, idle_s: float) -> bool:
+    """Whether the link should be probed: only when nothing else was sent for a while."""
+    return now - last_sent >= idle_s

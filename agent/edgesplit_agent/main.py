@@ -1,0 +1,156 @@
+"""`edgesplit-agent`: run, status, enrol. Exit codes are those of edgesplit.errors."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import http.client
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from edgesplit.errors import EdgeError, LinkError, UsageError
+from edgesplit_agent.agent import Agent, AgentSettings
+from edgesplit_agent.endpoint import STATUS_PATH
+from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
+from edgesplit_agent.folder import DataFolder
+
+log = logging.getLogger("edgesplit_agent")
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; its exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.command(options))
+    except EdgeError as error:
+        print(f"edgesplit-agent: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"edgesplit-agent: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edgesplit-agent", description="Runs models on this device, with or without the cloud."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="serve models until stopped")
+    _data(run)
+    run.add_argument("--claim", type=Path, metavar="FILE", help="enrol with this claim first, if not enrolled yet")
+    run.add_argument("--port", type=int, default=8600, metavar="N", help="of the local endpoint; 0: any (default 8600)")
+    run.add_argument(
+        "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
+    )
+    run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
+    run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
+    run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
+    run.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
+    )
+    run.add_argument("--die-with-parent", action="store_true", help="stop when the process that started this one ends")
+    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    run.set_defaults(command=_run)
+    status = commands.add_parser("status", help="what the agent on this folder does now")
+    _data(status)
+    status.set_defaults(command=_status)
+    enrolment = commands.add_parser("enrol", help="become the device that a claim names")
+    _data(enrolment)
+    enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
+    enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
+    enrolment.set_defaults(command=_enrol)
+    return parser
+
+
+def _data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the agent's own folder")
+
+
+def _run(options: argparse.Namespace) -> int:
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if options.die_with_parent:
+        die_with_parent()
+    folder = DataFolder(options.data)
+    folder.hold()
+    try:
+        identity = folder.enrolled()
+        if identity is None or options.claim is not None:
+            if options.claim is None:
+                raise UsageError(f"{options.data} is not enrolled: give a claim with --claim FILE")
+            if identity is None or options.claim.exists():  # an enrolled device needs its claim no more
+                identity = enrol_patiently(folder, read_claim(options.claim), options.controller, stop.wait)
+        if identity is not None:
+            _serve(AgentSettings(
+                data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
+                broker=options.broker, link=options.link, threads=options.threads,
+            ), folder, identity, stop)  # fmt: skip
+    finally:
+        folder.release()
+    return 0
+
+
+def _serve(settings: AgentSettings, folder: DataFolder, identity: Any, stop: threading.Event) -> None:
+    agent = Agent(settings, folder, identity)
+    try:
+        agent.start()
+        said = " (emulated)" if settings.emulate else ""
+        print(f"edgesplit-agent: {identity.device}{said} listening on {agent.url}", flush=True)
+        stop.wait()
+    finally:
+        agent.stop()
+
+
+def _enrol(options: argparse.Namespace) -> int:
+    folder = DataFolder(options.data)
+    folder.hold()
+    try:
+        identity = enrol(folder, read_claim(options.claim), options.controller)
+    finally:
+        folder.release()
+    print(f"enrolled as {identity.device} ({identity.device_class})")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    here = DataFolder(options.data).here()
+    if here is None:
+        raise UsageError(f"no agent runs on {options.data}")
+    parts = urlsplit(here.url)
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=5)
+    try:
+        connection.request("GET", STATUS_PATH)
+        status = json.loads(connection.getresponse().read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise LinkError(f"the agent on {options.data} does not answer at {here.url}: {error}") from error
+    finally:
+        connection.close()
+    print(json.dumps(status, indent=2))
+    return 0
+
+
+def die_with_parent() -> None:
+    """Have the kernel send SIGTERM to us when our parent ends; at once, if it has ended already."""
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0 or os.getppid() != parent:
+        raise UsageError("the parent process has ended already")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

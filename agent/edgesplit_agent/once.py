@@ -1,0 +1,97 @@
+"""Each request id is answered once: a retry joins the request that runs, or gets the very answer that was given.
+
+An id stands for one request together with what it carries (`key_of` adds a checksum of the tensors): a client that
+numbers its requests 1, 1, 1 asks three different things and gets three answers. Bounded in entries and in bytes held.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from edgesplit.errors import Busy, DeadlineExceeded, LinkError
+from edgesplit.runtime import Tensor
+
+T = TypeVar("T")
+Key = tuple[object, ...]
+
+
+def key_of(model: str, request_id: str, inputs: Mapping[str, Tensor]) -> Key:
+    """What makes two requests the same one."""
+    sums = tuple((name, tensor.shape, zlib.crc32(_bytes(tensor))) for name, tensor in sorted(inputs.items()))
+    return (model, request_id, sums)
+
+
+def _bytes(tensor: Tensor) -> bytes | memoryview:
+    if tensor.dtype == object:
+        return repr(tensor.tolist()).encode()
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+
+
+class Once(Generic[T]):
+    """Recent answers and running requests by key."""
+
+    def __init__(
+        self, entries: int = 256, held_bytes: int = 32 * 2**20, size_of: Callable[[T], int] = lambda _: 0
+    ) -> None:
+        self._entries = entries
+        self._held_bytes = held_bytes
+        self._size_of = size_of
+        self._lock = threading.Lock()
+        self._futures: OrderedDict[Key, Future[T]] = OrderedDict()
+        self._sizes: dict[Key, int] = {}
+        self.joined = 0
+        """Requests that were given another one's answer."""
+
+    def answer(self, key: Key, wait_s: float, work: Callable[[], T]) -> T:
+        """Run `work`, or wait for (or repeat) what it gave before. A LinkError is not kept: its retry may run again."""
+        with self._lock:
+            future = self._futures.get(key)
+            mine = future is None
+            if future is None:
+                future = self._futures[key] = Future()
+            else:
+                self.joined += 1
+        if not mine:
+            return self._join(future, wait_s)
+        return self._run(key, future, work)
+
+    @staticmethod
+    def _join(future: Future[T], wait_s: float) -> T:
+        try:
+            return future.result(timeout=wait_s)
+        except FutureTimeout as error:
+            raise DeadlineExceeded("the request with this id still runs at the retry's deadline") from error
+
+    def _run(self, key: Key, future: Future[T], work: Callable[[], T]) -> T:
+        try:
+            result = work()
+        except BaseException as error:
+            with self._lock:
+                if isinstance(error, (LinkError, Busy)) or not isinstance(error, Exception):
+                    self._futures.pop(key, None)
+            future.set_exception(error)
+            self._trim()
+            raise
+        future.set_result(result)
+        with self._lock:
+            self._sizes[key] = self._size_of(result)
+        self._trim()
+        return result
+
+    def _trim(self) -> None:
+        """Forget the oldest finished ones beyond the bounds; a running one is never forgotten."""
+        with self._lock:
+            held = sum(self._sizes.values())
+            for key in [key for key, future in self._futures.items() if future.done()]:
+                if len(self._futures) <= self._entries and held <= self._held_bytes:
+                    return
+                del self._futures[key]
+                held -= self._sizes.pop(key, 0)

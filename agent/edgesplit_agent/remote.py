@@ -1,0 +1,343 @@
+"""The cloud half of a row: one request over a persistent connection that can be dropped at any moment.
+
+Says what came back and what it took, or why nothing did (`RemoteFailure.cause`); never raises for what a network or a
+server does. Answers are checked against what the manifest promises: another model, id, tensor or shape is refused. Who
+waits how long, and what happens then, is the engine's.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+from urllib.parse import urlsplit
+
+import zstandard
+
+from edgesplit import oip
+from edgesplit.errors import EdgeError, UsageError
+from edgesplit.limits import LIMITS
+from edgesplit.release import TensorSpec
+from edgesplit.runtime import Tensor
+
+log = logging.getLogger(__name__)
+
+Cause = Literal["timeout", "refused", "link", "server"]
+SECONDS_HEADER = "edgesplit-seconds"
+LOAD_HEADER = "edgesplit-load"
+PROBE_BYTES = 16_384
+IDLE_CONNECTIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one request sends and what must come back."""
+
+    name: str
+    """The server's model: `oip.remote_name` of release, device class and row."""
+    id: str
+    tensors: Mapping[str, Tensor]
+    receives: tuple[TensorSpec, ...]
+    body: Sequence[bytes | memoryview]
+    header_length: int
+    compressed: bool = False
+
+    @property
+    def up_bytes(self) -> int:
+        """Of the body as it travels."""
+        return sum(len(part) for part in self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteAnswer:
+    """What came back in time to be looked at."""
+
+    outputs: Mapping[str, Tensor]
+    elapsed_s: float
+    """From the first byte sent to the last received, on a connection that was open."""
+    server_s: float
+    load: float
+    up_bytes: int
+    down_bytes: int
+
+    @property
+    def link_s(self) -> float:
+        """What the link took of it."""
+        return max(0.0, self.elapsed_s - self.server_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFailure:
+    """Why nothing usable came back."""
+
+    cause: Cause
+    text: str
+    elapsed_s: float = 0.0
+
+
+Outcome = RemoteAnswer | RemoteFailure
+
+
+def ask(
+    name: str,
+    request_id: str,
+    tensors: Mapping[str, Tensor],
+    receives: tuple[TensorSpec, ...],
+    *,
+    left_s: float,
+    compress: bool,
+) -> Ask:
+    """The request's body, encoded and, where the row says so, compressed. After `left_s` nobody wants the answer."""
+    request = oip.InferRequest(
+        inputs=dict(tensors),
+        outputs=tuple(spec.name for spec in receives),
+        id=request_id,
+        parameters={"timeout": max(1, int(left_s * 1e6))},
+    )
+    body, header_length = oip.encode_request(request)
+    if compress:
+        body = [zstandard.ZstdCompressor(level=1).compress(b"".join(body))]
+    return Ask(name, request_id, tensors, receives, body, header_length, compress)
+
+
+@dataclass(eq=False)
+class Call:
+    """One request in flight. `drop` may be called from any thread, at any time, more than once."""
+
+    dropped: bool = False
+    _connection: _Connection | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def on(self, connection: _Connection) -> None:
+        """The request travels on this connection from now on."""
+        with self._lock:
+            self._connection = connection
+            if self.dropped:
+                connection.abort()
+
+    def drop(self) -> None:
+        """Nobody waits any more: close the connection under it, so that the server and the link are free."""
+        with self._lock:
+            self.dropped = True
+            if self._connection is not None:
+                self._connection.abort()
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over TCP or TLS; the certificate must carry the name of the server asked for, wherever a proxy sits."""
+
+    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None, name: str, timeout_s: float) -> None:
+        super().__init__(address[0], address[1], timeout=timeout_s)
+        self._tls = tls
+        self._name = name
+        self.used = False
+
+    def connect(self) -> None:
+        super().connect()
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
+
+    def set_timeout(self, seconds: float) -> None:
+        """For every further send and receive."""
+        self.timeout = seconds
+        if self.sock is not None:
+            self.sock.settimeout(seconds)
+
+    def abort(self) -> None:
+        """Wake whoever waits on this connection, with an error."""
+        if self.sock is not None:
+            try:
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+            except OSError:
+                return
+
+
+class Remote:
+    """A pool of connections to one offload server."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None, *, via: tuple[str, int] | None = None) -> None:
+        """`via`: connect there instead (a shaped link in front of the server), but still expect the server's name."""
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"not the address of an offload server: {url[:200]!r}")
+        self.url = parts.geturl()
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._name = parts.hostname
+        self._address = via or (parts.hostname, port)
+        self._tls = tls if parts.scheme == "https" else None
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+        self._closed = False
+
+    @property
+    def is_warm(self) -> bool:
+        """A connection is open and free: the next request pays no handshake."""
+        return bool(self._idle)
+
+    def infer(self, asked: Ask, call: Call, timeout_s: float) -> Outcome:
+        """Send it and wait; the answer is checked. A connection that went stale while idle is replaced once."""
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-length": str(asked.up_bytes),
+            oip.HEADER_LENGTH: str(asked.header_length),
+        }
+        if asked.compressed:
+            headers["content-encoding"] = "zstd"
+        path = f"/v2/models/{asked.name}/infer"
+        outcome = self._exchange(_Wish("POST", path, headers, asked.body), call, timeout_s)
+        return outcome if isinstance(outcome, RemoteFailure) else _judged(asked, outcome)
+
+    def ping(self, timeout_s: float) -> float | RemoteFailure:
+        """Seconds of the smallest exchange there is, the server's own time taken off."""
+        outcome = self._exchange(_Wish("GET", "/v2/health/live", {}, ()), Call(), timeout_s)
+        if isinstance(outcome, RemoteFailure):
+            return outcome
+        if outcome.status != 200:
+            return RemoteFailure("server", f"health says {outcome.status}", outcome.elapsed_s)
+        return max(0.0, outcome.elapsed_s - outcome.number(SECONDS_HEADER, 0.0))
+
+    def probe(self, timeout_s: float) -> RemoteAnswer | RemoteFailure:
+        """What the link does with a body large enough to tell its rate."""
+        headers = {"content-length": str(PROBE_BYTES), "content-type": "application/octet-stream"}
+        wish = _Wish("POST", "/v2/edgesplit/probe", headers, [os.urandom(PROBE_BYTES)])
+        outcome = self._exchange(wish, Call(), timeout_s)
+        if isinstance(outcome, RemoteFailure):
+            return outcome
+        if outcome.status != 200:
+            return RemoteFailure("server", f"the probe was answered {outcome.status}", outcome.elapsed_s)
+        return RemoteAnswer(
+            {}, outcome.elapsed_s, outcome.number(SECONDS_HEADER, 0.0), 1.0, PROBE_BYTES, len(outcome.body)
+        )
+
+    def close(self) -> None:
+        """Close every connection; requests in flight fail."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            connection.abort()
+
+    def _exchange(self, wish: _Wish, call: Call, timeout_s: float) -> _Reply | RemoteFailure:
+        start = perf_counter()
+        while True:
+            left_s = timeout_s - (perf_counter() - start)
+            if left_s <= 0 or call.dropped or self._closed:
+                return RemoteFailure("timeout", "no time left", perf_counter() - start)
+            connection = self._take(left_s)
+            reused = connection.used
+            outcome = _try(connection, wish, call, left_s)
+            self._give(connection, isinstance(outcome, _Reply) and not call.dropped)
+            if isinstance(outcome, _Reply) or not (reused and outcome.cause == "link"):
+                return outcome
+
+    def _take(self, timeout_s: float) -> _Connection:
+        with self._lock:
+            connection = (
+                self._idle.pop() if self._idle else _Connection(self._address, self._tls, self._name, timeout_s)
+            )
+            self._busy.add(connection)
+            return connection
+
+    def _give(self, connection: _Connection, good: bool) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            keep = good and not self._closed and connection.sock is not None and len(self._idle) < IDLE_CONNECTIONS
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """An HTTP request."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Sequence[bytes | memoryview]
+
+
+def _try(connection: _Connection, wish: _Wish, call: Call, timeout_s: float) -> _Reply | RemoteFailure:
+    """One exchange on one connection, opened first if it is not."""
+    start = perf_counter()
+    try:
+        connection.set_timeout(timeout_s)
+        if connection.sock is None:
+            connection.connect()
+        call.on(connection)
+        connection.set_timeout(max(0.001, timeout_s - (perf_counter() - start)))
+        begun = perf_counter()
+        connection.request(wish.method, wish.path, body=wish.body or None, headers=dict(wish.headers))
+        response = connection.getresponse()
+        data = response.read(LIMITS.http_body_bytes + 1)
+        elapsed_s = perf_counter() - begun
+        connection.used = True
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return _Reply(response.status, headers, data, elapsed_s, sum(len(part) for part in wish.body))
+    except ConnectionRefusedError as error:
+        return RemoteFailure("refused", str(error), perf_counter() - start)
+    except TimeoutError:
+        return RemoteFailure("timeout", f"no answer within {timeout_s:.2f} s", perf_counter() - start)
+    except ssl.SSLCertVerificationError as error:
+        return RemoteFailure("server", f"not our offload server: {error.verify_message}", perf_counter() - start)
+    except (OSError, http.client.HTTPException) as error:
+        return RemoteFailure("link", f"{type(error).__name__}: {error}", perf_counter() - start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """An HTTP response, whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    elapsed_s: float
+    up_bytes: int
+
+    def number(self, header: str, default: float) -> float:
+        """A header's value where it is a sane number."""
+        try:
+            value = float(self.headers.get(header, default))
+        except ValueError:
+            return default
+        return value if 0.0 <= value < 1e6 else default
+
+
+def _judged(asked: Ask, reply: _Reply) -> Outcome:
+    """The answer, if it is one to what was asked."""
+    if reply.status != 200:
+        return RemoteFailure("server", f"{reply.status}: {_error_text(reply.body)}", reply.elapsed_s)
+    if len(reply.body) > LIMITS.http_body_bytes:
+        return RemoteFailure("server", "the answer is larger than any may be", reply.elapsed_s)
+    try:
+        response = oip.decode_response(reply.body, oip.header_length(reply.headers))
+        if response.model != asked.name:
+            raise UsageError(f"an answer of {response.model[:80]!r}, asked was {asked.name!r}")
+        if response.id != asked.id:
+            raise UsageError(f"an answer to {response.id[:80]!r}, asked was {asked.id!r}")
+        oip.check_tensors(response.outputs, asked.receives)
+    except EdgeError as error:
+        return RemoteFailure("server", f"refused: {error}", reply.elapsed_s)
+    server_s = min(reply.number(SECONDS_HEADER, 0.0), reply.elapsed_s)
+    load = max(1.0, reply.number(LOAD_HEADER, 1.0))
+    return RemoteAnswer(response.outputs, reply.elapsed_s, server_s, load, reply.up_bytes, len(reply.body))
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(json.loads(body[:2000])["error"])[:200]
+    except (ValueError, KeyError, TypeError):
+        return body[:80].decode("utf-8", "replace")

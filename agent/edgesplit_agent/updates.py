@@ -1,0 +1,427 @@
+"""From what the director wants to what runs here: one pure decision, and a loop that carries it out.
+
+`next_step(want, have, now)` is the whole policy. The loop's failures become facts in the next `have`: a lost link is
+tried again after a jittered pause, a thing that must not be believed never for that statement, and every other model
+goes on meanwhile. A newer statement supersedes an older one in any state. What runs keeps running until its successor
+is staged, verified and has answered its golden inputs.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any, Protocol
+
+from edgesplit.errors import (
+    EdgeError,
+    InferenceFailed,
+    LinkError,
+    MalformedMessage,
+    ModelRefused,
+    TrustError,
+    UsageError,
+)
+from edgesplit.messages import ModelState
+from edgesplit.release import Statement
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+FINAL = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
+"""Failures that the same bytes would bring again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consider:
+    """Refresh the metadata and decide whether the statement that came is believed."""
+
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchManifest:
+    """Get the release's manifest, by the trusted metadata."""
+
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchMissing:
+    """Get the chunks that are not here."""
+
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Put the release together from its chunks, durably, under its digest."""
+
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Load it and let it answer its golden inputs."""
+
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Make it what runs: one rename."""
+
+    model: str
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Stop serving a model that nobody wants here any more."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """Drop releases and chunks that nothing runs and nothing wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the controller what has become of its wishes."""
+
+
+Step = Consider | FetchManifest | FetchMissing | Stage | Verify | Activate | Retire | Clean | Report
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseState:
+    """How far one wanted release has come on this device."""
+
+    manifest: bool = False
+    whole: bool = False
+    """All its chunks are here (or it is staged)."""
+    staged: bool = False
+    verified: bool = False
+    refused: str = ""
+    """Why it will never run under this statement."""
+    trouble: str = ""
+    """Why the last try failed; another follows at `retry_at`."""
+    tries: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What the decision looks at."""
+
+    online: bool = False
+    offer: bytes | None = None
+    """A statement that came and was not considered yet."""
+    offer_retry_at: float = 0.0
+    releases: Mapping[str, ReleaseState] = field(default_factory=dict)
+    running: Mapping[str, str] = field(default_factory=dict)
+    """Release by model."""
+    litter: bool = False
+    reported: bool = True
+    """The controller was told the present state."""
+    report_retry_at: float = 0.0
+
+
+def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | None:
+    """The one thing to do next, or None while nothing can be done or all is as wanted."""
+    if have.online and have.offer is not None and now >= have.offer_retry_at:
+        return Consider(have.offer)
+    if want is None:
+        return _report(have, now)
+    for wanted in want.releases:
+        step = _towards(wanted.model, wanted.release, have, now)
+        if step is not None:
+            return step
+    return _tidy(want, have, now)
+
+
+def _report(have: DeviceState, now: float) -> Step | None:
+    return Report() if have.online and not have.reported and now >= have.report_retry_at else None
+
+
+def _towards(model: str, release: str, have: DeviceState, now: float) -> Step | None:
+    """The next step of one model, or None: it runs, or it cannot go on just now."""
+    if have.running.get(model) == release:
+        return None
+    state = have.releases.get(release, ReleaseState())
+    if state.refused or now < state.retry_at:
+        return None
+    if not state.manifest:
+        return FetchManifest(release) if have.online else None
+    if not state.whole:
+        return FetchMissing(release) if have.online else None
+    if not state.staged:
+        return Stage(release)
+    return Activate(model, release) if state.verified else Verify(release)
+
+
+def _tidy(want: Statement, have: DeviceState, now: float) -> Step | None:
+    """What is left to do once no wanted model can be brought further."""
+    unwanted = sorted(set(have.running) - {wanted.model for wanted in want.releases})
+    if unwanted:
+        return Retire(unwanted[0])
+    settled = all(have.running.get(wanted.model) == wanted.release for wanted in want.releases)
+    return _report(have, now) or (Clean() if have.litter and settled else None)
+
+
+def wake_at(have: DeviceState) -> float:
+    """When time alone could bring a new step."""
+    moments = [state.retry_at for state in have.releases.values() if state.tries and not state.refused]
+    if have.online and have.offer is not None:
+        moments.append(have.offer_retry_at)
+    if have.online and not have.reported:
+        moments.append(have.report_retry_at)
+    return min(moments, default=float("inf"))
+
+
+def model_states(want: Statement | None, have: DeviceState) -> tuple[ModelState, ...]:
+    """What is reported of each model."""
+    wanted = {one.model: one.release for one in want.releases} if want else {}
+    names = sorted({*wanted, *have.running})
+    return tuple(_model_state(model, wanted.get(model, ""), have) for model in names)
+
+
+def _model_state(model: str, wanted: str, have: DeviceState) -> ModelState:
+    running = have.running.get(model, "")
+    if running and running == wanted:
+        return ModelState(model, running, wanted, "running")
+    state = have.releases.get(wanted, ReleaseState())
+    if state.refused or state.trouble:
+        return ModelState(model, running, wanted, "failed", state.refused or state.trouble)
+    if not wanted:
+        return ModelState(model, running, wanted, "running")
+    return ModelState(model, running, wanted, "staged" if state.staged else "fetching")
+
+
+def after_failure(state: ReleaseState, error: Exception, now: float, jitter: float) -> ReleaseState:
+    """What a failed step makes of a release. Only what may go better another time is tried again."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, FINAL):
+        return replace(state, refused=text)
+    pause_s = pause_after(state.tries, jitter) if isinstance(error, LinkError) else LONGEST_PAUSE_S
+    trouble = "" if isinstance(error, LinkError) and state.tries < 3 else text
+    return replace(state, trouble=trouble, tries=state.tries + 1, retry_at=now + pause_s)
+
+
+def pause_after(tries: int, jitter: float) -> float:
+    """Seconds until the next try: doubling, bounded, and never in step with other devices (`jitter` in [0, 1))."""
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tries, 16)) * (0.5 + 0.5 * jitter)
+
+
+class Hands(Protocol):
+    """Carries steps out. Each method raises an EdgeError (or OSError: a disk) when it cannot."""
+
+    def consider(self, raw: bytes) -> Statement:
+        """The statement, if it is to be believed and obeyed."""
+        ...
+
+    def fetch_manifest(self, release: str) -> None:
+        """Get and keep the release's manifest."""
+        ...
+
+    def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
+        """Get what is not here; False if it stopped because `superseded()`."""
+        ...
+
+    def stage(self, release: str) -> None:
+        """Write the release to disk."""
+        ...
+
+    def verify(self, release: str) -> None:
+        """Load it and run its golden inputs."""
+        ...
+
+    def activate(self, model: str, release: str) -> None:
+        """Commit, and answer by it from now on."""
+        ...
+
+    def retire(self, model: str) -> None:
+        """Commit, and answer no more."""
+        ...
+
+    def clean(self, want: Statement) -> None:
+        """Drop what is neither wanted nor running."""
+        ...
+
+    def report(self, counter: int, models: tuple[ModelState, ...]) -> None:
+        """Tell the controller."""
+        ...
+
+    def look(self, release: str) -> ReleaseState:
+        """How far that release has come by what is on disk."""
+        ...
+
+
+class Updater:
+    """The loop. `offer`, `online` and `damaged` may be called from any thread; steps run on its own."""
+
+    def __init__(self, hands: Hands, *, clock: Callable[[], float] = monotonic) -> None:
+        self._hands = hands
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._want: Statement | None = None
+        self._have = DeviceState()
+        self._offers = 0
+        self._offer_tries = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="updates", daemon=True)
+
+    def start(self, want: Statement | None, running: Mapping[str, str]) -> None:
+        """Begin from what the last run left."""
+        self._want = want
+        releases = {one.release: self._hands.look(one.release) for one in want.releases} if want else {}
+        self._have = replace(self._have, running=dict(running), releases=releases, litter=True, reported=False)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after the step it is in."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=10)
+
+    def offer(self, raw: bytes) -> None:
+        """A statement came; the newest supersedes all before it."""
+        with self._changed:
+            self._offers += 1
+            self._offer_tries = 0
+            self._have = replace(self._have, offer=raw, offer_retry_at=0.0)
+            self._changed.notify_all()
+
+    def online(self, is_online: bool) -> None:
+        """The broker is there or gone. Back online, nothing waits for its pause to end."""
+        with self._changed:
+            eased = {name: replace(state, retry_at=0.0) for name, state in self._have.releases.items()}
+            releases = eased if is_online else self._have.releases
+            reported = self._have.reported and not is_online
+            self._have = replace(self._have, online=is_online, releases=releases, reported=reported)
+            self._have = replace(self._have, offer_retry_at=0.0, report_retry_at=0.0)
+            self._changed.notify_all()
+
+    @property
+    def snapshot(self) -> tuple[Statement | None, DeviceState]:
+        """For people and telemetry."""
+        with self._changed:
+            return self._want, self._have
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                if self._stopping:
+                    return
+                now = self._clock()
+                step = next_step(self._want, self._have, now)
+                if step is None:
+                    pause_s = wake_at(self._have) - now
+                    self._changed.wait(None if pause_s == float("inf") else max(0.01, pause_s))
+                    continue
+            try:
+                self._carry_out(step)
+            except Exception as error:
+                # A fault of ours must not end updates for ever: it is logged whole and counts as a failed try.
+                if not isinstance(error, (EdgeError, OSError)):
+                    log.exception("step %s failed", step)
+                self._failed(step, error)
+
+    def _carry_out(self, step: Step) -> None:
+        if isinstance(step, Consider):
+            self._consider(step.raw)
+        elif isinstance(step, FetchManifest):
+            self._hands.fetch_manifest(step.release)
+            self._became(step.release, self._hands.look(step.release))
+        elif isinstance(step, FetchMissing):
+            if self._hands.fetch_missing(step.release, self._superseded()):
+                self._became(step.release, self._hands.look(step.release))
+        elif isinstance(step, Stage):
+            self._hands.stage(step.release)
+            self._became(step.release, self._hands.look(step.release))
+        elif isinstance(step, Verify):
+            self._hands.verify(step.release)
+            self._became(step.release, replace(self._state(step.release), verified=True))
+        elif isinstance(step, Activate):
+            self._hands.activate(step.model, step.release)
+            self._runs({**self._have.running, step.model: step.release})
+        elif isinstance(step, Retire):
+            self._hands.retire(step.model)
+            self._runs({model: release for model, release in self._have.running.items() if model != step.model})
+        elif isinstance(step, Report):
+            self._report()
+        elif self._want is not None:
+            self._hands.clean(self._want)
+            self._note(litter=False)
+
+    def _consider(self, raw: bytes) -> None:
+        statement = self._hands.consider(raw)
+        log.info(
+            "statement %d: %s", statement.counter, ", ".join(f"{w.model}={w.release[:12]}" for w in statement.releases)
+        )
+        releases = {one.release: self._hands.look(one.release) for one in statement.releases}
+        with self._changed:
+            if statement == self._want:  # said again: what was refused under it stays refused
+                releases = {**releases, **{name: state for name, state in self._have.releases.items() if state.refused}}
+            self._want = statement
+            offer = None if self._have.offer == raw else self._have.offer
+            self._have = replace(self._have, releases=releases, offer=offer, reported=False, litter=True)
+
+    def _report(self) -> None:
+        with self._changed:
+            want, have = self._want, self._have
+            self._have = replace(have, reported=True)
+        self._hands.report(want.counter if want else 0, model_states(want, have))
+
+    def _superseded(self) -> Callable[[], bool]:
+        seen = self._offers
+        return lambda: self._stopping or self._offers != seen or not self._have.online
+
+    def _state(self, release: str) -> ReleaseState:
+        return self._have.releases.get(release, ReleaseState())
+
+    def _became(self, release: str, state: ReleaseState) -> None:
+        with self._changed:
+            before = self._state(release)
+            self._have = replace(self._have, releases={**self._have.releases, release: state})
+            if (before.staged, before.trouble) != (state.staged, state.trouble):
+                self._have = replace(self._have, reported=False)
+
+    def _runs(self, running: Mapping[str, str]) -> None:
+        self._note(running=dict(running), reported=False, litter=True)
+
+    def _note(self, **changes: Any) -> None:
+        with self._changed:
+            self._have = replace(self._have, **changes)
+
+    def _failed(self, step: Step, error: Exception) -> None:
+        log.warning("%s: %s", type(step).__name__, error)
+        now, jitter = self._clock(), random.random()
+        with self._changed:
+            if isinstance(step, Consider):
+                self._offer_failed(step, error, now, jitter)
+            elif isinstance(step, Report):
+                self._have = replace(self._have, reported=False, report_retry_at=now + pause_after(1, jitter))
+            elif isinstance(step, Clean):
+                self._have = replace(self._have, litter=False)
+            elif not isinstance(step, Retire):
+                state = after_failure(self._state(step.release), error, now, jitter)
+                self._have = replace(self._have, releases={**self._have.releases, step.release: state}, reported=False)
+
+    def _offer_failed(self, step: Consider, error: Exception, now: float, jitter: float) -> None:
+        """A statement that is not believed is gone; one that could not be checked or kept just now waits."""
+        if self._have.offer != step.raw:
+            return
+        if isinstance(error, FINAL):
+            self._have = replace(self._have, offer=None, reported=False)
+        else:
+            self._offer_tries += 1
+            self._have = replace(self._have, offer_retry_at=now + pause_after(self._offer_tries, jitter))

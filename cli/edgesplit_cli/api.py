@@ -1,0 +1,119 @@
+"""The controller's HTTP API as the command line sees it: JSON in, JSON out, our errors back.
+
+The address, the CA and the operator's token come from the data folder that `edgectl up` keeps.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlencode, urlsplit
+
+from edgesplit import errors
+from edgesplit.errors import EdgeError, LinkError, UsageError
+
+ERRORS: dict[int, type[EdgeError]] = {401: UsageError, 403: UsageError, 413: UsageError}
+"""For answers that do not name their kind."""
+KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, EdgeError)}
+BLOCK = 1 << 20
+
+
+class Api:
+    """One controller."""
+
+    def __init__(self, url: str, token: str, ca_pem: str, timeout_s: float = 600.0) -> None:
+        self.url = url
+        self._token = token
+        self._timeout_s = timeout_s
+        self._tls = ssl.create_default_context(cadata=ca_pem)
+
+    @classmethod
+    def of(cls, data: Path) -> Api:
+        """The controller that runs on this data folder; UsageError says how to start one."""
+        try:
+            addresses = json.loads((data / "controller.json").read_text())
+            token = (data / "operator.token").read_text().strip()
+            return cls(addresses["api_url"], token, (data / "ca.pem").read_text())
+        except FileNotFoundError as error:
+            raise UsageError(f"no controller runs on {data}: start one with `edgectl --data {data} up`") from error
+        except PermissionError as error:
+            raise UsageError(
+                f"{error.filename} is not yours to read: run as the user who started the controller"
+            ) from error
+        except (ValueError, KeyError) as error:
+            raise UsageError(f"{data / 'controller.json'} is damaged; restart `edgectl up`") from error
+
+    def get(self, path: str, **query: Any) -> Any:
+        """GET; the decoded JSON."""
+        return self._json("GET", path, query, None, {})
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
+        """POST of JSON; the decoded JSON."""
+        return self._json("POST", path, query, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
+
+    def delete(self, path: str) -> Any:
+        """DELETE; the decoded JSON."""
+        return self._json("DELETE", path, {}, None, {})
+
+    def upload(self, path: str, file: IO[bytes], size: int, progress: Any = None, **query: Any) -> Any:
+        """POST of a file's bytes, reporting bytes sent to `progress(done, total)`."""
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        return self._json("POST", path, query, _blocks(file, size, progress), headers)
+
+    def download(self, path: str) -> bytes:
+        """GET; the raw bytes."""
+        return self._exchange("GET", path, {}, None, {})
+
+    def _json(self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]) -> Any:
+        raw = self._exchange(method, path, query, body, headers)
+        try:
+            return json.loads(raw) if raw else None
+        except ValueError as error:
+            raise LinkError(f"{self.url} answered something that is not JSON") from error
+
+    def _exchange(
+        self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]
+    ) -> bytes:
+        address = urlsplit(self.url)
+        wanted = urlencode([(key, value) for key, value in query.items() if value is not None], doseq=True)
+        connection = http.client.HTTPSConnection(
+            address.hostname or "", address.port, timeout=self._timeout_s, context=self._tls
+        )
+        try:
+            everything = {"Authorization": f"Bearer {self._token}", **headers}
+            connection.request(method, f"{path}?{wanted}" if wanted else path, body=body, headers=everything)
+            response = connection.getresponse()
+            raw = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise LinkError(
+                f"the controller at {self.url} does not answer ({error}): is `edgectl up` running?"
+            ) from error
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise _error(response.status, raw)
+        return raw
+
+
+def _blocks(file: IO[bytes], size: int, progress: Any) -> Iterator[bytes]:
+    done = 0
+    while block := file.read(BLOCK):
+        yield block
+        done += len(block)
+        if progress is not None:
+            progress(done, size)
+
+
+def _error(status: int, raw: bytes) -> EdgeError:
+    """The error that the API's answer stands for."""
+    try:
+        answer = json.loads(raw)
+        text = str(answer.get("error") or answer.get("detail") or answer)
+        kind = KINDS.get(str(answer.get("kind")))
+    except (ValueError, AttributeError):
+        text, kind = raw[:200].decode("utf-8", "replace"), None
+    return (kind or ERRORS.get(status) or EdgeError)(text)

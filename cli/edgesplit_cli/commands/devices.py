@@ -1,0 +1,195 @@
+"""`edgectl device`: claim, list, show and revoke devices."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgesplit_cli.api import Api
+from edgesplit_cli.show import console, json_option, ms, print_json, rate, table
+
+STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
+
+
+@click.group()
+def device() -> None:
+    """Enrol devices, see what they do, send them away."""
+
+
+@device.command()
+@click.argument("name")
+@click.option("--profile", required=True, help="Its device profile (see `edgectl profiles`).")
+@click.option(
+    "--link",
+    default="wifi",
+    show_default=True,
+    help="The link that plans assume: wifi, lte, 3g, or UP/RTT as in 8mbit/40ms.",
+)
+@click.option("--group", default=None, help="Group, for `--to group=NAME`.")
+@click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
+@click.option(
+    "--expires",
+    "expires_s",
+    type=click.IntRange(60),
+    default=3600,
+    show_default=True,
+    help="Seconds until the token is void.",
+)
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the claim to this file (0600)."
+)
+@click.pass_obj
+def claim(
+    data: Path,
+    name: str,
+    profile: str,
+    link: str,
+    group: str | None,
+    labels: tuple[str, ...],
+    expires_s: int,
+    out: Path | None,
+) -> None:
+    """Make a one-time claim with which the device NAME enrols."""
+    body = {
+        "device": name,
+        "device_class": profile,
+        "link": link,
+        "group": group,
+        "labels": {key: value for key, _, value in (label.partition("=") for label in labels)},
+        "expires_s": expires_s,
+    }
+    made = json.dumps(Api.of(data).post("/v1/devices/claims", body))
+    if out is None:
+        click.echo(made)
+        return
+    out.touch(mode=0o600)
+    out.chmod(0o600)
+    out.write_text(made)
+    click.echo(f"claim for {name} in {out}: on the device, run `edgesplit-agent run --data FOLDER --claim {out}`")
+
+
+@device.command("list")
+@json_option
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.pass_obj
+def list_devices(data: Path, as_json: bool, watch: bool) -> None:
+    """Who is online, what runs, which cut, how fast."""
+    api = Api.of(data)
+    while True:
+        every = api.get("/v1/devices")
+        if as_json:
+            print_json(every)
+        else:
+            if watch:
+                click.clear()
+            console().print(device_table(every))
+        if not watch:
+            return
+        time.sleep(1.0)
+
+
+@device.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def show(data: Path, name: str, as_json: bool) -> None:
+    """One device: identity, what it was told, what it really runs, its latest telemetry."""
+    one = Api.of(data).get(f"/v1/devices/{name}")
+    if as_json:
+        print_json(one)
+        return
+    out = console()
+    belongs = f"link {one.get('link') or '-'}  group {one.get('group') or '-'}"
+    out.print(f"[bold]{one['name']}[/]  {_state(one)}  {one['device_class']}  {belongs}")
+    for label, value in (one.get("labels") or {}).items():
+        out.print(f"  {label}={value}")
+    seen = f"last seen {_ago(one.get('last_seen'))}; session {one.get('session') or '-'}"
+    out.print(f"{seen}; agent at {one.get('local_url') or '-'}")
+    for model in one.get("models") or []:
+        told = "" if model["release"] == model["wanted"] else f"; told to run {model['wanted'][:16]}"
+        out.print(f"  {model['model']}: {model['state']} {model['release'][:16] or 'nothing'}{told} {model['detail']}")
+    out.print(
+        table(
+            ("model", "cut", ">requests", ">p50 ms", ">p95 ms", ">device ms", ">link ms", ">remote ms", ">fallbacks"),
+            _windows(one),
+        )
+    )
+
+
+@device.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def revoke(data: Path, name: str, yes: bool) -> None:
+    """Take a device's right to connect away."""
+    if not yes:
+        click.confirm(f"Revoke {name}? It will need a new claim.", abort=True)
+    Api.of(data).delete(f"/v1/devices/{name}")
+    click.echo(f"{name} is revoked")
+
+
+def device_table(every: list[dict[str, Any]]) -> Any:
+    """All devices, a line each and model."""
+    rows = [line for one in every for line in _lines(one)]
+    columns = ("device", "state", "profile", "model", "cut", ">p50 ms", ">p95 ms", ">uplink", ">round trip ms", "seen")
+    return table(columns, rows)
+
+
+def _lines(one: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The table's lines of one device; what is no longer true is not shown."""
+    live = one["state"] == "online"
+    telemetry = (one.get("telemetry") or {}) if live else {}
+    windows = {window["model"]: window for window in telemetry.get("models", [])}
+    kind = one["device_class"] + (" (emulated)" if one.get("emulated") else "")
+    lines: list[tuple[str, ...]] = []
+    for model in one.get("models") or [{"model": "-", "state": "", "release": ""}]:
+        window = windows.get(model["model"], {})
+        running = model["model"] + (f" {model['state']}" if model["state"] not in ("running", "") else "")
+        lines.append(
+            (
+                one["name"],
+                _state(one),
+                kind,
+                running,
+                window.get("row", "-"),
+                ms(window.get("latency_p50_s") or None),
+                ms(window.get("latency_p95_s") or None),
+                rate(telemetry.get("up_bytes_per_s")),
+                ms(telemetry.get("rtt_s")),
+                _ago(one.get("last_seen")),
+            )
+        )
+    return lines
+
+
+def _windows(one: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            window["model"],
+            window["row"],
+            str(window["requests"]),
+            ms(window["latency_p50_s"]),
+            ms(window["latency_p95_s"]),
+            ms(window["device_s"]),
+            ms(window["link_s"]),
+            ms(window["remote_s"]),
+            str(window["fallbacks"]),
+        )
+        for window in (one.get("telemetry") or {}).get("models", [])
+    ]
+
+
+def _state(one: dict[str, Any]) -> str:
+    style = STATE_STYLE.get(one["state"], "white")
+    return f"[{style}]{one['state']}[/]"
+
+
+def _ago(seen: float | None) -> str:
+    if not seen:
+        return "never"
+    seconds = max(0.0, time.time() - seen)
+    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"

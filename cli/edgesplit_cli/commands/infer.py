@@ -1,0 +1,112 @@
+"""`edgectl infer`: one inference through a device's agent, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgesplit.client import Client
+from edgesplit.errors import UsageError
+from edgesplit.inputs import FRAME
+from edgesplit_cli.api import Api
+from edgesplit_cli.show import console, json_option, ms, print_json, size
+
+MOST_PRINTED = 12
+
+
+@click.command()
+@click.argument("model")
+@click.argument("source", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--device", default=None, help="A device of this controller whose agent runs on this machine.")
+@click.option("--url", default=None, help="The agent's address. [default: http://127.0.0.1:8600]")
+@click.option(
+    "--deadline", "deadline_s", type=float, default=5.0, show_default=True, help="Seconds until an answer is of no use."
+)
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the outputs to this .npz file."
+)
+@json_option
+@click.pass_obj
+def infer(
+    data: Path,
+    model: str,
+    source: Path,
+    device: str | None,
+    url: str | None,
+    deadline_s: float,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Run MODEL on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per input."""
+    if device is not None:
+        url = str(Api.of(data).get(f"/v1/devices/{device}").get("local_url") or "") or None
+        if url is None:
+            raise UsageError(f"{device} has not told its agent's address; is it online?")
+    client = Client(url or "http://127.0.0.1:8600")
+    answer = client.infer(model, read_inputs(client, model, source), deadline_s=deadline_s)
+    if out is not None:
+        np.savez(out, allow_pickle=False, **answer.outputs)
+    report = msgspec.to_builtins(answer.report) if answer.report else None
+    if as_json:
+        print_json(
+            {
+                "id": answer.id,
+                "outputs": {name: _summary(value) for name, value in answer.outputs.items()},
+                "report": report,
+            }
+        )
+        return
+    for name, value in answer.outputs.items():
+        console().print(f"[bold]{name}[/] {value.dtype}{list(value.shape)}  {_text(value)}")
+    if report:
+        console().print(_how(report))
+
+
+def read_inputs(client: Client, model: str, source: Path) -> dict[str, Any]:
+    """What the file holds, by the name of the model's input."""
+    if source.suffix == ".npz":
+        with np.load(source, allow_pickle=False) as arrays:
+            return {name.removeprefix("in:"): arrays[name] for name in arrays.files if not name.startswith("out:")}
+    if source.suffix == ".npy":
+        names = [one["name"] for one in client.metadata(model)["inputs"]]
+        if len(names) != 1:
+            raise UsageError(f"{model} has the inputs {names}: give an .npz with one array for each")
+        return {names[0]: np.load(source, allow_pickle=False)}
+    return {FRAME: source.read_bytes()}
+
+
+def _how(report: dict[str, Any]) -> str:
+    """One line on how the answer was made."""
+    where = {"local": "on the device alone", "remote": "beyond the link"}.get(
+        report["row"], f"cut after {report['after']}"
+    )
+    if report["fallback"]:
+        where = f"on the device alone: the cloud did not help ({report['cause']})"
+    parts = f"device {ms(report['device_s'])} ms, link {ms(report['link_s'])} ms, remote {ms(report['remote_s'])} ms"
+    emulated = " (emulated device)" if report["emulated"] else ""
+    sent = f"{size(report['up_bytes'])} up; predicted {ms(report['predicted_s'])} ms"
+    return f"{ms(report['latency_s'])} ms {where}: {parts}, {sent}{emulated}"
+
+
+def _summary(value: npt.NDArray[Any]) -> dict[str, Any]:
+    flat = value.reshape(-1)
+    shown = {
+        "shape": list(value.shape),
+        "datatype": str(value.dtype),
+        "top1": int(flat.argmax()) if flat.size else None,
+    }
+    return shown | ({"values": flat.tolist()} if flat.size <= 1000 else {})
+
+
+def _text(value: npt.NDArray[Any]) -> str:
+    flat = value.reshape(-1)
+    if flat.size <= MOST_PRINTED:
+        return " ".join(f"{one:.4g}" for one in flat.tolist()) + (
+            f"  top-1: {int(flat.argmax())}" if flat.size > 1 else ""
+        )
+    return f"top-1: {int(flat.argmax())} ({float(flat.max()):.4g}), min {float(flat.min()):.4g}"

@@ -1,0 +1,60 @@
+"""`edgectl up`: run a controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgesplit_controller.settings import Settings
+
+
+@click.command()
+@click.option(
+    "--api-port",
+    type=click.IntRange(0, 65535),
+    default=None,
+    help="Port of the HTTPS API; 0 chooses one. [default: 8443]",
+)
+@click.option(
+    "--mqtt-port",
+    type=click.IntRange(0, 65535),
+    default=None,
+    help="Port of the broker; 0 chooses one. [default: 8883]",
+)
+@click.option(
+    "--offload-port", type=click.IntRange(0, 65535), default=None, help="Port of the offload server. [default: 8500]"
+)
+@click.option("--bind", default=None, help="Address to listen on. [default: 127.0.0.1]")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    help="Name or address that devices use to reach this machine; may be given several times.",
+)
+@click.option("--no-offload", is_flag=True, help="Do not run the offload server here (see `edgectl offload serve`).")
+@click.pass_obj
+def up(
+    data: Path,
+    api_port: int | None,
+    mqtt_port: int | None,
+    offload_port: int | None,
+    bind: str | None,
+    hosts: tuple[str, ...],
+    no_offload: bool,
+) -> None:
+    """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
+    from edgesplit_controller.up import run
+
+    chosen: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    run(Settings(data=data, hosts=hosts, offload=not no_offload, **given), ready=_announce)
+
+
+def _announce(addresses: dict[str, Any]) -> None:
+    click.echo(f"controller: ready at {addresses['api_url']}")
+    click.echo(f"broker:     mqtts://{addresses.get('mqtt_host', '127.0.0.1')}:{addresses['mqtt_port']}")
+    if addresses.get("offload_url"):
+        click.echo(f"offload:    {addresses['offload_url']}")
+    click.echo("Ctrl-C stops it; everything is kept for the next start.")

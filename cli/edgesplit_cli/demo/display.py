@@ -1,0 +1,89 @@
+"""The demo's screen: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from edgesplit_cli.demo.story import DemoDevice
+from edgesplit_cli.demo.stream import Stream
+from edgesplit_cli.show import ms, table
+
+RECENT = 12
+PLAIN_EVERY_S = 5.0
+
+
+class Display:
+    """Shows the streams until it is closed. Call `refresh` often."""
+
+    def __init__(
+        self, console: Console, streams: dict[DemoDevice, Stream], length_s: float, elapsed: Callable[[], float]
+    ) -> None:
+        self._console = console
+        self._streams = streams
+        self._length_s = length_s
+        self._elapsed = elapsed
+        self._said: list[str] = []
+        self._lock = threading.Lock()
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._next_line = 0.0
+
+    def __enter__(self) -> Display:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """An event: stays on the screen."""
+        line = f"[{self._elapsed():5.1f} s] {text}"
+        with self._lock:
+            self._said.append(line)
+        (self._live.console if self._live else self._console).print(line, style="bold")
+
+    def refresh(self) -> None:
+        """Draw the present state."""
+        if self._live:
+            bar = ProgressBar(total=self._length_s, completed=min(self._length_s, self._elapsed()), width=60)
+            self._live.update(Group(bar, self._table()))
+        elif monotonic() >= self._next_line:
+            self._next_line = monotonic() + PLAIN_EVERY_S
+            for device, stream in self._streams.items():
+                self._console.print(f"[{self._elapsed():5.1f} s]   {device.name:9} {_now(stream)}")
+
+    def _table(self) -> Any:
+        rows = [
+            (device.name, f"{device.profile}, {device.link}", *_cells(stream))
+            for device, stream in self._streams.items()
+        ]
+        return table(("device", "emulated", ">answers", "cut now", ">latency ms", ">predicted ms", ">fallbacks"), rows)
+
+
+def _cells(stream: Stream) -> tuple[str, ...]:
+    samples = stream.books.samples[-RECENT:]
+    if not samples:
+        return "0", "-", "-", "-", "0"
+    last = samples[-1]
+    cut = last.row + (f" after {last.after}" if last.row.startswith("cut") else "")
+    latency = sorted(one.latency_s for one in samples)[len(samples) // 2]
+    fallbacks = sum(one.fallback for one in stream.books.samples)
+    shown = Text(ms(latency), style="red" if last.fallback else "green")
+    return str(len(stream.books.samples)), cut, shown.plain, ms(last.predicted_s), str(fallbacks)
+
+
+def _now(stream: Stream) -> str:
+    answers, cut, latency, predicted, fallbacks = _cells(stream)
+    return f"{answers:>4} answers, {cut}, {latency} ms (predicted {predicted}), {fallbacks} fallbacks"

@@ -1,0 +1,129 @@
+"""`demo.svg`: latency and cut over time for each device, with the events marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgesplit_cli.demo.story import DROPPED, KILLED, DemoDevice, Event
+from edgesplit_cli.demo.stream import Books, Sample
+
+INK, PAPER, GRID = "#24292f", "#ffffff", "#d8dee4"
+LOCAL, INSIDE, REMOTE, FALLBACK = "#2f6f4f", "#b7791f", "#2b6cb0", "#c53030"
+LABELS = {
+    LOCAL: "all on the device",
+    INSIDE: "cut inside the model",
+    REMOTE: "all in the cloud",
+    FALLBACK: "cloud silent, finished alone",
+}
+BANDS = (
+    ("link-drop", "link-back", "LTE link at a tenth", "#f6e7c8"),
+    ("offload-killed", "offload-back", "offload server dead", "#f8d7d7"),
+)
+
+
+def colour_of(sample: Sample) -> str:
+    """By what happened."""
+    if sample.fallback:
+        return FALLBACK
+    return {"local": LOCAL, "remote": REMOTE}.get(sample.row, INSIDE)
+
+
+def draw(books: Mapping[DemoDevice, Books], events: tuple[Event, ...], file: Path) -> None:
+    """Write the picture as SVG (any format matplotlib knows by the file's ending)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "edgesplit",
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "text.color": INK,
+    }
+    with pyplot.rc_context(
+        {**style, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": GRID}
+    ):
+        figure, axes = pyplot.subplots(
+            len(books), 1, figsize=(11, 2.35 * len(books) + 0.9), sharex=True, facecolor=PAPER
+        )
+        for axis, (device, kept) in zip(axes, books.items(), strict=True):
+            _panel(axis, device, kept.samples, events)
+        axes[-1].set_xlabel("seconds")
+        _legend(figure)
+        figure.tight_layout(rect=(0, 0, 1, 0.94))
+        figure.savefig(file, facecolor=PAPER, metadata={"Date": None} if file.suffix == ".svg" else None, dpi=110)
+        pyplot.close(figure)
+
+
+def _panel(axis: Any, device: DemoDevice, samples: list[Sample], events: tuple[Event, ...]) -> None:
+    """One device: a dot an answer, the plan's prediction as a line, the cut in use as a strip below."""
+    times, latencies = [one.at_s for one in samples], [one.latency_s * 1000 for one in samples]
+    axis.scatter(times, latencies, s=11, c=[colour_of(one) for one in samples], linewidths=0, zorder=3)
+    axis.plot(times, [one.predicted_s * 1000 for one in samples], color=INK, lw=0.8, alpha=0.45, zorder=2)
+    axis.set_yscale("log")
+    low, high = _bounds(latencies)
+    axis.set_ylim(low, high)
+    axis.set_xlim(0, events[-1].at_s)
+    steps = (base * 10**power for power in range(5) for base in (1, 2, 5))
+    axis.set_yticks([step for step in steps if low < step < high])
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_title(f"{device.title} (emulated)", loc="left", fontsize=10.5, color=INK)
+    axis.set_ylabel("latency, ms")
+    axis.grid(axis="y", color=GRID, lw=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    _strip(axis, samples, events[-1].at_s)
+    _marks(axis, device, events)
+
+
+def _bounds(latencies: list[float]) -> tuple[float, float]:
+    ordered = sorted(latencies) or [1.0, 1000.0]
+    return max(1.0, ordered[0] * 0.45), ordered[-1] * 2.3
+
+
+def _strip(axis: Any, samples: list[Sample], end_s: float) -> None:
+    """What was tried, as a coloured strip along the bottom edge; a gap where nothing was asked for over a second."""
+    edges = [*[one.at_s for one in samples], end_s]
+    runs: list[tuple[float, float, str]] = []
+    for one, until in zip(samples, edges[1:], strict=True):
+        end = min(until, one.at_s + 1.0)
+        if runs and runs[-1][2] == colour_of(one) and runs[-1][1] >= one.at_s:
+            runs[-1] = (runs[-1][0], end, runs[-1][2])
+        else:
+            runs.append((one.at_s, end, colour_of(one)))
+    for start, end, colour in runs:
+        axis.axvspan(start, end, ymax=0.045, color=colour, lw=0)
+
+
+def _marks(axis: Any, device: DemoDevice, events: tuple[Event, ...]) -> None:
+    """What happened to this device: a band for as long as it lasted, a line for a moment."""
+    moments: dict[str, float] = {event.kind: event.at_s for event in events}
+    for first, last, text, colour in BANDS:
+        if first == "link-drop" and device.name != DROPPED:
+            continue
+        axis.axvspan(moments[first], moments[last], color=colour, lw=0, zorder=0)
+        _label(axis, moments[first], text)
+    if device.name == KILLED:
+        axis.axvline(moments["agent-killed"], color=INK, lw=0.9, ls=(0, (3, 3)))
+        _label(axis, moments["agent-killed"], "agent killed, restarted")
+
+
+def _label(axis: Any, at_s: float, text: str) -> None:
+    axis.text(at_s + 0.2, 0.97, text, transform=axis.get_xaxis_transform(), va="top", fontsize=8, color=INK)
+
+
+def _legend(figure: Any) -> None:
+    from matplotlib.lines import Line2D
+
+    dots = [Line2D([], [], marker="o", ls="", ms=5, color=colour, label=text) for colour, text in LABELS.items()]
+    line = Line2D([], [], color=INK, lw=0.8, alpha=0.6, label="predicted by the plan")
+    figure.legend(
+        handles=[*dots, line], ncols=5, loc="upper center", frameon=False, fontsize=9, bbox_to_anchor=(0.5, 0.955)
+    )
+    figure.suptitle(
+        "One model, three devices, a bad day: what each answer took", x=0.5, y=0.985, fontsize=12, color=INK
+    )

@@ -1,0 +1,136 @@
+"""What the demo found, per device: pure functions from the books to JSON and to a table."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from edgesplit import __version__
+from edgesplit_cli.demo.story import DemoDevice, Event
+from edgesplit_cli.demo.stream import Books, Sample
+from edgesplit_cli.show import ms, size, table
+
+VERSIONS_OF = ("onnxruntime", "numpy", "tuf", "paho-mqtt", "pillow")
+
+
+def quantile(values: list[float], part: float) -> float | None:
+    """The value below which `part` of them lie (nearest rank); None of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None
+
+
+def cuts_over_time(samples: list[Sample]) -> list[dict[str, Any]]:
+    """Each change of the row tried, with the moment."""
+    history: list[dict[str, Any]] = []
+    for sample in samples:
+        if not history or history[-1]["row"] != sample.row:
+            history.append({"at_s": round(sample.at_s, 2), "row": sample.row, "after": sample.after})
+    return history
+
+
+def device_summary(device: DemoDevice, books: Books) -> dict[str, Any]:
+    """All figures of one device."""
+    samples = books.samples
+    plain = [sample for sample in samples if not sample.fallback]
+    cuts = cuts_over_time(samples)
+    return {
+        "device": device.name,
+        "profile": device.profile,
+        "link": device.link,
+        "emulated": True,
+        "keep_raw_input": device.keep_raw_input,
+        "requests": books.requests,
+        "answered": len(samples),
+        "errors": dict(books.failed),
+        "lost": books.lost,
+        "duplicated": books.duplicated,
+        "wrong": sum(not sample.right for sample in samples),
+        "equal": sum(sample.equal for sample in samples),
+        "accuracy": fmean(sample.correct for sample in samples) if samples else None,
+        "fallbacks": sum(sample.fallback for sample in samples),
+        "switches": sum(1 for _ in pairwise(cuts)),
+        "cuts": cuts,
+        "rows_used": sorted({sample.row for sample in samples}),
+        "late": sum(sample.late for sample in samples),
+        "bytes_up": sum(sample.up_bytes for sample in samples),
+        "predicted_p50_ms": _ms(quantile([sample.predicted_s for sample in plain], 0.5)),
+        "predicted_p95_ms": _ms(quantile([sample.predicted_s for sample in plain], 0.95)),
+        "measured_p50_ms": _ms(quantile([sample.latency_s for sample in samples], 0.5)),
+        "measured_p95_ms": _ms(quantile([sample.latency_s for sample in samples], 0.95)),
+    }
+
+
+def whole_summary(
+    books: Mapping[DemoDevice, Books], events: tuple[Event, ...], plans: Mapping[str, Any], restarts: Mapping[str, int]
+) -> dict[str, Any]:
+    """The file that `--json` writes."""
+    return {
+        "emulated": True,
+        "machine": {
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "processor": platform.machine(),
+        },
+        "versions": {"edgesplit": __version__} | {name: metadata.version(name) for name in VERSIONS_OF},
+        "events": [{"at_s": event.at_s, "kind": event.kind, "text": event.text} for event in events],
+        "restarts": dict(restarts),
+        "plans": dict(plans),
+        "devices": {device.name: device_summary(device, kept) for device, kept in books.items()},
+    }
+
+
+FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
+    ("device profile (emulated)", lambda one: str(one["profile"])),
+    ("link (shaped)", lambda one: str(one["link"])),
+    ("limits", lambda one: "raw input stays" if one["keep_raw_input"] else "none"),
+    ("cuts used", lambda one: ", ".join(one["rows_used"])),
+    ("answered / asked", lambda one: f"{one['answered']} / {one['requests']}"),
+    ("latency p50, predicted / measured", lambda one: f"{one['predicted_p50_ms']} / {one['measured_p50_ms']} ms"),
+    ("latency p95, predicted / measured", lambda one: f"{one['predicted_p95_ms']} / {one['measured_p95_ms']} ms"),
+    ("sent up", lambda one: size(one["bytes_up"])),
+    ("switches", lambda one: str(one["switches"])),
+    ("fallbacks", lambda one: str(one["fallbacks"])),
+    ("equal to the whole model", lambda one: f"{one['equal']} / {one['answered']}"),
+    ("accuracy against the labels", lambda one: "-" if one["accuracy"] is None else f"{one['accuracy']:.1%}"),
+    ("samples late for their profile", lambda one: str(one["late"])),
+    ("lost", lambda one: str(one["lost"])),
+    ("answered twice", lambda one: str(one["duplicated"])),
+    ("wrong (other top-1)", lambda one: str(one["wrong"])),
+)
+
+
+def summary_table(summary: Mapping[str, Any]) -> Any:
+    """For people: a column a device."""
+    devices = list(summary["devices"].values())
+    rows = [(name, *(figure(one) for one in devices)) for name, figure in FIGURES]
+    return table(("", *(f">{one['device']}" for one in devices)), rows)
+
+
+def problems(summary: Mapping[str, Any]) -> list[str]:
+    """What the story promised and this run did not show."""
+    found = []
+    for one in summary["devices"].values():
+        name = one["device"]
+        found += [f"{name}: {one[what]} {what}" for what in ("lost", "duplicated", "wrong") if one[what]]
+        if not one["answered"]:
+            found.append(f"{name}: no answers")
+        if (
+            set(one["rows_used"]) - {"local"}
+            and not one["fallbacks"]
+            and summary["plans"].get(name, {}).get("best") != "local"
+        ):
+            found.append(f"{name}: no fallback although the offload server was away")
+    dropped = summary["devices"].get("pi3-lte")
+    if dropped and not dropped["switches"]:
+        found.append("pi3-lte: no switch when its link dropped")
+    if not any(row.startswith("cut-") for one in summary["devices"].values() for row in one["rows_used"]):
+        found.append("no device was cut inside the model")
+    return found
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else float(ms(seconds))

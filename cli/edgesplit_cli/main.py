@@ -1,0 +1,71 @@
+"""`edgectl`: the operator's command. Each command is a thin client of the controller's HTTP API, or of a library room.
+
+Exit codes are those of `edgesplit.errors` (2 for a wrong call, 3 for a refused model, and so on), 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from edgesplit import __version__
+from edgesplit.errors import EdgeError
+from edgesplit_cli.commands import deploy, devices, infer, models, offload, plan, profiles, run_demo, up
+from edgesplit_cli.settings import DATA_VARIABLE, default_data_folder
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="edgectl")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help=f"The controller's data folder. [default: ${DATA_VARIABLE} or ~/.local/share/edgesplit]",
+)
+@click.pass_context
+def cli(context: click.Context, data: Path | None) -> None:
+    """Split neural networks between devices, edge and cloud; sign, deliver and watch them."""
+    context.obj = data or default_data_folder()
+
+
+for command in (
+    up.up,
+    run_demo.demo,
+    models.model,
+    models.profile,
+    profiles.profiles,
+    plan.plan,
+    deploy.deploy,
+    deploy.deployments,
+    devices.device,
+    infer.infer,
+    offload.offload,
+):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except EdgeError as error:
+        click.echo(f"edgectl: {error}", err=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

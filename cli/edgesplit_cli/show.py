@@ -1,0 +1,59 @@
+"""How results are printed: tables for people, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def console() -> Console:
+    """Standard output; wide enough for tables where there is no terminal."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=max(out.width, 140))
+
+
+def print_json(value: Any) -> None:
+    """JSON on standard output, keys as they come."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
+    """A table; a column whose heading begins with `>` is aligned to the right."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def ms(seconds: float | None) -> str:
+    """Seconds as milliseconds, for people."""
+    return "-" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def size(count: float | None) -> str:
+    """Bytes, for people."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def rate(bytes_per_s: float | None) -> str:
+    """Bytes per second as Mbit/s, for people."""
+    if bytes_per_s is None:
+        return "-"
+    if bytes_per_s == float("inf"):
+        return "∞"
+    return f"{bytes_per_s * 8 / 1e6:.3g} Mbit/s"

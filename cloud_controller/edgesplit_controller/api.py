@@ -1,0 +1,440 @@
+"""The HTTP API: JSON over HTTPS, an operator's bearer token on all but health and enrolment. docs/protocol.md lists it.
+
+Promises: bodies are bounded before they are read, errors are `{"error": text, "kind": name}` with the status of their
+kind, and heavy work runs one at a time in a thread of its own, so that nothing else waits for it. What the calls do is
+`controller.Controller`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import logging
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+import edgesplit
+from edgesplit import errors
+from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, UsageError
+from edgesplit_controller.bounds import BodyBounds, RateLimit
+from edgesplit_controller.controller import Controller
+from edgesplit_controller.devices import CLAIM_S, ClaimWish
+from edgesplit_controller.planning import Wish
+from edgesplit_controller.refusals import Conflict, Forbidden
+
+log = logging.getLogger(__name__)
+
+JSON_BYTES = 1_000_000
+SAMPLES_BYTES = 128 * 2**20
+BLOCK_BYTES = 1 << 20
+WAITING_HEAVY = 16
+"""Heavy calls that may wait; more are told to come back."""
+STATUS: tuple[tuple[type[EdgeError], int], ...] = (
+    (errors.NotFound, 404),
+    (Conflict, 409),
+    (Forbidden, 401),
+    (InfeasibleLimits, 409),
+    (ModelRefused, 422),
+    (Busy, 429),
+    (LinkError, 503),
+    (UsageError, 400),
+    (errors.MalformedMessage, 400),
+)
+T = TypeVar("T")
+Newest = Annotated[int, Query(ge=1, le=10_000)]
+
+
+class Body(BaseModel):
+    """A JSON body: what is not known is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ProfileBody(Body):
+    """Where to measure."""
+
+    on: str = "local"
+
+
+class SampleBody(Body):
+    """One sample: a JPEG, or tensors by name as .npz; base64."""
+
+    frame: str | None = None
+    tensors: str | None = None
+
+
+class SamplesBody(Body):
+    """Sample inputs."""
+
+    samples: list[SampleBody] = Field(max_length=256)
+
+
+class WishBody(Body):
+    """What is asked of a plan."""
+
+    model: str
+    partition: str = "auto"
+    limits: dict[str, Any] = {}
+    codecs: list[str] | None = None
+    link: str | None = None
+
+    def wish(self) -> Wish:
+        """As planning takes it."""
+        return Wish(partition=self.partition, limits=self.limits, codecs=tuple(self.codecs) if self.codecs else None)
+
+
+class PlanBody(WishBody):
+    """A plan to be made."""
+
+    device: str
+
+
+class DeployBody(WishBody):
+    """A deployment to be made."""
+
+    to: list[str] = Field(max_length=10_000)
+
+
+class ClaimBody(Body):
+    """A device to come."""
+
+    device: str
+    device_class: str
+    group: str | None = None
+    labels: dict[str, str] = {}
+    link: str | None = None
+    expires_s: int = CLAIM_S
+
+
+class EnrolBody(Body):
+    """A device that has come."""
+
+    token: str = Field(max_length=256)
+    csr_pem: str = Field(max_length=8_192)
+
+
+class Heavy:
+    """One thread for what measures, plans, cuts and signs; the rest of the API never waits for it."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._waiting = 0
+        # A daemon: at the end nothing waits for a plan, and what is half done is done again.
+        threading.Thread(target=self._work, name="heavy", daemon=True).start()
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run `work` when its turn comes; Busy when too many wait. Called on the event loop."""
+        if self._waiting >= WAITING_HEAVY:
+            raise Busy(f"{self._waiting} plans and deployments wait already; try again later")
+        future: Future[T] = Future()
+        self._waiting += 1
+        try:
+            self._queue.put((future, lambda: work(*arguments)))
+            return await asyncio.wrap_future(future)
+        finally:
+            self._waiting -= 1
+
+    def _work(self) -> None:
+        while True:
+            future, work = self._queue.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+
+
+def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: Heavy) -> FastAPI:
+    """The API over one controller."""
+    app = FastAPI(title="edgesplit controller", version=edgesplit.__version__, docs_url=None, redoc_url=None)
+    app.state.controller, app.state.heavy, app.state.token = controller, heavy, token.encode()
+    app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
+    app.state.pushing = threading.BoundedSemaphore(4)
+    bounds = {"/v1/models": model_bytes, "/samples": SAMPLES_BYTES}
+    app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
+    app.add_exception_handler(EdgeError, _on_edge_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_anything)
+    app.include_router(open_routes)
+    app.include_router(operator_routes)
+    return app
+
+
+def _operator(request: Request) -> None:
+    """Forbidden without the operator's token."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), request.app.state.token):
+        raise Forbidden(
+            "an operator's token is needed: `Authorization: Bearer ...`, from operator.token in the data folder"
+        )
+
+
+open_routes = APIRouter(prefix="/v1")
+operator_routes = APIRouter(prefix="/v1", dependencies=[Depends(_operator)])
+
+
+def _controller(request: Request) -> Controller:
+    controller: Controller = request.app.state.controller
+    return controller
+
+
+async def _heavily(request: Request, work: Callable[..., T], *arguments: Any) -> T:
+    heavy: Heavy = request.app.state.heavy
+    return await heavy.run(work, *arguments)
+
+
+# ---- for everybody ----------------------------------------------------------------------------------------------
+
+
+@open_routes.get("/health")
+def health() -> dict[str, Any]:
+    """It answers."""
+    return {"status": "ok", "version": edgesplit.__version__}
+
+
+@open_routes.post("/enrol")
+def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
+    """A device turns its claim token and a certificate request into a certificate."""
+    limit: RateLimit = request.app.state.enrolments
+    if not limit.allow(request.client.host if request.client else "?"):
+        raise Busy("too many enrolments from this address; try again in a few seconds")
+    return _controller(request).enrol(body.token, body.csr_pem)
+
+
+# ---- models -----------------------------------------------------------------------------------------------------
+
+
+@operator_routes.post("/models")
+async def push_model(
+    request: Request, name: str, input: str = "", bind: Annotated[list[str] | None, Query()] = None
+) -> dict[str, Any]:
+    """The body is the model file."""
+    bindings = parse_bindings(bind or [])
+    controller = _controller(request)
+    if not request.app.state.pushing.acquire(blocking=False):
+        raise Busy("four model files are on their way already; try again later")
+    try:
+        part = controller.blobs.incoming_file()
+        try:
+            await _receive(request, part)
+            return await _heavily(request, controller.push, part, name, input, bindings)
+        finally:
+            part.unlink(missing_ok=True)
+    finally:
+        request.app.state.pushing.release()
+
+
+@operator_routes.get("/models")
+def models(request: Request) -> list[dict[str, Any]]:
+    """Every model and version."""
+    return _controller(request).models()
+
+
+@operator_routes.get("/models/{reference}")
+def model(request: Request, reference: str) -> dict[str, Any]:
+    """One model: inputs, outputs, layers."""
+    return _controller(request).model(reference)
+
+
+@operator_routes.get("/models/{reference}/file")
+def model_file(request: Request, reference: str) -> FileResponse:
+    """The file as it was pushed."""
+    return FileResponse(_controller(request).file(reference, optimised=False), media_type="application/octet-stream")
+
+
+@operator_routes.get("/models/{reference}/optimised")
+def optimised_file(request: Request, reference: str) -> FileResponse:
+    """The file that is measured and cut."""
+    return FileResponse(_controller(request).file(reference, optimised=True), media_type="application/octet-stream")
+
+
+@operator_routes.post("/models/{reference}/samples")
+async def add_samples(request: Request, reference: str, body: SamplesBody) -> dict[str, Any]:
+    """Keep sample inputs with the model."""
+    frames = [_base64(sample.frame) for sample in body.samples if sample.frame is not None]
+    tensors = [_base64(sample.tensors) for sample in body.samples if sample.tensors is not None]
+    if len(frames) + len(tensors) != len(body.samples):
+        raise UsageError("each sample has either `frame` or `tensors`")
+    return await _heavily(request, _controller(request).add_samples, reference, frames, tensors)
+
+
+@operator_routes.post("/models/{reference}/profile")
+async def profile(request: Request, reference: str, body: ProfileBody | None = None) -> dict[str, Any]:
+    """Measure per layer, on this machine."""
+    where = body.on if body else "local"
+    if where != "local":
+        raise UsageError(f"cannot measure on {where[:80]!r} yet: on=local measures on the controller's machine")
+    return await _heavily(request, _controller(request).profile, reference)
+
+
+@operator_routes.get("/models/{reference}/costs")
+async def costs(request: Request, reference: str, device: str) -> dict[str, Any]:
+    """The costs file for one device profile (docs/costs.md)."""
+    return await _heavily(request, _controller(request).costs, reference, device)
+
+
+# ---- plans and deployments ----------------------------------------------------------------------------------------
+
+
+@operator_routes.post("/plans")
+async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
+    """Plan a model for a device profile and a link."""
+    return await _heavily(request, _controller(request).plan, body.model, body.device, body.link or "", body.wish())
+
+
+@operator_routes.post("/deployments")
+async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
+    """Plan, cut, sign, and tell the devices."""
+    return await _heavily(request, _controller(request).deploy, body.model, body.to, body.link or "", body.wish())
+
+
+@operator_routes.get("/deployments")
+def deployments(request: Request) -> list[dict[str, Any]]:
+    """Every deployment, oldest first."""
+    return _controller(request).deployments()
+
+
+@operator_routes.get("/releases")
+def releases(request: Request) -> list[dict[str, Any]]:
+    """Every release, oldest first."""
+    return _controller(request).releases()
+
+
+# ---- devices ------------------------------------------------------------------------------------------------------
+
+
+@operator_routes.post("/devices/claims")
+def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
+    """A one-time claim; it holds a secret."""
+    wish = ClaimWish(
+        device=body.device,
+        device_class=body.device_class,
+        group=body.group or "",
+        labels=body.labels,
+        link=body.link or "",
+        expires_s=body.expires_s,
+    )
+    return _controller(request).claim(wish)
+
+
+@operator_routes.get("/devices")
+def all_devices(request: Request) -> list[dict[str, Any]]:
+    """Every device and every open claim."""
+    return _controller(request).all_devices()
+
+
+@operator_routes.get("/devices/{name}")
+def device(request: Request, name: str) -> dict[str, Any]:
+    """One device."""
+    return _controller(request).device(name)
+
+
+@operator_routes.delete("/devices/{name}")
+def revoke(request: Request, name: str) -> dict[str, Any]:
+    """Take a device's right away."""
+    return _controller(request).revoke(name)
+
+
+@operator_routes.get("/telemetry/{name}")
+def telemetry(request: Request, name: str, newest: Newest = 1_000) -> list[dict[str, Any]]:
+    """What a device told of itself, oldest first."""
+    return _controller(request).telemetry(name, newest)
+
+
+@operator_routes.get("/events")
+def events(request: Request, newest: Newest = 200) -> list[dict[str, Any]]:
+    """The newest events, oldest first."""
+    return _controller(request).events(newest)
+
+
+# ---- from and to HTTP -----------------------------------------------------------------------------------------------
+
+
+def parse_bindings(words: list[str]) -> dict[str, int]:
+    """`DIM=N` each; UsageError for anything else."""
+    bindings = {}
+    for word in words:
+        name, _, length = word.rpartition("=")
+        if not (name and length.isascii() and length.isdigit() and 0 < int(length[:10]) < 10**9):
+            raise UsageError(f"bind {word[:80]!r}: it must be DIMENSION=LENGTH, as in batch=1")
+        bindings[name] = int(length)
+    return bindings
+
+
+async def _receive(request: Request, part: Path) -> None:
+    """The body into a file; its size was bounded on the way here."""
+    with part.open("wb") as file:
+        block = bytearray()
+        try:
+            async for piece in request.stream():
+                block += piece
+                if len(block) >= BLOCK_BYTES:
+                    await run_in_threadpool(file.write, bytes(block))
+                    block.clear()
+            await run_in_threadpool(file.write, bytes(block))
+        except ClientDisconnect as error:
+            raise LinkError("the upload was cut short") from error
+        except OSError as error:
+            raise EdgeError(f"the upload cannot be kept: {error.strerror}") from error
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UsageError(f"a sample is not base64: {error}") from error
+
+
+def status_of(error: EdgeError) -> int:
+    """The HTTP status of this kind of error."""
+    return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+
+
+def kind_of(error: EdgeError) -> str:
+    """The class in `edgesplit.errors` that a client can raise again."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+
+
+Handler = Callable[[Request, Exception], Awaitable[JSONResponse]]
+
+
+async def _on_edge_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, EdgeError)
+    status = status_of(error)
+    if status == 500:
+        log.error("%s: %s", type(error).__name__, error)
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "2"}}.get(status)
+    return JSONResponse({"error": str(error), "kind": kind_of(error)}, status, headers)
+
+
+async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    return JSONResponse({"error": f"{where or 'body'}: {first['msg']}", "kind": "UsageError"}, 400)
+
+
+async def _on_http(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": str(error.detail), "kind": "UsageError"}, error.status_code, error.headers)
+
+
+async def _on_anything(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    text = f"the controller failed ({type(error).__name__}); its log says more"
+    return JSONResponse({"error": text, "kind": "EdgeError"}, 500)

@@ -1,0 +1,214 @@
+"""The certificate authority of one installation: makes itself once, issues to servers, clients and enrolled devices.
+
+Promises: Ed25519, an authority of ten years, leaves of one year with one purpose each (a device's certificate serves
+nobody), chains that pass OpenSSL's strict verification. Whether a claim is good is decided before it is asked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from edgesplit import names
+from edgesplit.durable import write_durably
+from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.identity import Credentials, load_or_make_key
+
+AUTHORITY_LIFE: Final = timedelta(days=3650)
+LEAF_LIFE: Final = timedelta(days=365)
+RENEW_BEFORE: Final = timedelta(days=30)
+BACKDATE: Final = timedelta(days=1)
+"""Devices without a clock of their own are a little behind."""
+CSR_BYTES: Final = 8_192
+_NOTHING: Final = {
+    "content_commitment": False,
+    "key_encipherment": False,
+    "data_encipherment": False,
+    "key_agreement": False,
+    "encipher_only": False,
+    "decipher_only": False,
+}
+
+
+class Authority:
+    """The authority kept in `folder`, made there if there is none. Its key never leaves the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.certificate_file = folder / "ca.pem"
+        self._key = load_or_make_key(folder / "ca.key")
+        self._certificate = _load_certificate(self.certificate_file) or self._make()
+        if self._certificate.public_key() != self._key.public_key():
+            raise UsageError(
+                f"{self.certificate_file} does not belong to {folder / 'ca.key'}: restore both from one backup"
+            )
+
+    @property
+    def ca_pem(self) -> str:
+        """The authority's certificate: what everybody else needs."""
+        return self._certificate.public_bytes(Encoding.PEM).decode()
+
+    def issue_server(self, name: str, hosts: Sequence[str]) -> Credentials:
+        """Credentials of a server of ours, reachable as `hosts` (DNS names and addresses). Kept, renewed when due."""
+        if not hosts:
+            raise UsageError(f"server {name!r} needs at least one host name or address")
+        return self._issue(name, ExtendedKeyUsageOID.SERVER_AUTH, _alternative_names(hosts))
+
+    def issue_client(self, name: str) -> Credentials:
+        """Credentials of a client of ours, such as `controller`. Kept, renewed when due."""
+        return self._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH, None)
+
+    def sign_request(self, csr_pem: bytes, name: str) -> bytes:
+        """A device's certificate (PEM) for the key in `csr_pem`. `name` is the claim's; the request's is ignored."""
+        subject = names.device_name(name)
+        certificate = self._leaf(subject, _requested_key(csr_pem), ExtendedKeyUsageOID.CLIENT_AUTH, None)
+        return certificate.public_bytes(Encoding.PEM)
+
+    def _make(self) -> x509.Certificate:
+        public = self._key.public_key()
+        subject = _name("edgesplit authority")
+        certificate = (
+            _builder(subject, subject, public, AUTHORITY_LIFE)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+            .sign(self._key, None)
+        )
+        write_durably(self.certificate_file, certificate.public_bytes(Encoding.PEM))
+        return certificate
+
+    def _issue(
+        self, name: str, purpose: x509.ObjectIdentifier, alternatives: x509.SubjectAlternativeName | None
+    ) -> Credentials:
+        """What is on disk if it still does, else anew."""
+        names.slice_name(name)  # safe as a file name
+        credentials = Credentials(self._folder / f"{name}.key", self._folder / f"{name}.pem", self.certificate_file)
+        key = load_or_make_key(credentials.key_file)
+        if not self._still_good(_load_certificate(credentials.certificate_file), key, purpose, alternatives):
+            certificate = self._leaf(name, key.public_key(), purpose, alternatives)
+            write_durably(credentials.certificate_file, certificate.public_bytes(Encoding.PEM))
+        return credentials
+
+    def _still_good(
+        self,
+        certificate: x509.Certificate | None,
+        key: Ed25519PrivateKey,
+        purpose: x509.ObjectIdentifier,
+        alternatives: x509.SubjectAlternativeName | None,
+    ) -> bool:
+        if certificate is None or certificate.public_key() != key.public_key():
+            return False
+        if certificate.not_valid_after_utc - datetime.now(timezone.utc) < RENEW_BEFORE:
+            return False
+        try:
+            certificate.verify_directly_issued_by(self._certificate)
+            purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+            return False
+        return list(purposes) == [purpose] and _alternatives_of(certificate) == alternatives
+
+    def _leaf(
+        self,
+        name: str,
+        public: Ed25519PublicKey,
+        purpose: x509.ObjectIdentifier,
+        alternatives: x509.SubjectAlternativeName | None,
+    ) -> x509.Certificate:
+        issuer = self._key.public_key()
+        builder = (
+            _builder(_name(name), self._certificate.subject, public, LEAF_LIFE)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
+        )
+        if alternatives is not None:
+            builder = builder.add_extension(alternatives, critical=False)
+        return builder.sign(self._key, None)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: Ed25519PublicKey, life: timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.now(timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATE)
+        .not_valid_after(now + life)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    """An authority signs certificates and revocation lists; anyone else signs handshakes."""
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        **_NOTHING,
+    )
+
+
+def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([_alternative_name(host) for host in sorted(set(hosts))])
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host.encode("idna").decode("ascii"))
+    except (UnicodeError, ValueError) as error:
+        raise UsageError(f"neither a host name nor an address: {host[:80]!r}") from error
+
+
+def _alternatives_of(certificate: x509.Certificate) -> x509.SubjectAlternativeName | None:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return None
+
+
+def _load_certificate(path: Path) -> x509.Certificate | None:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as a certificate: {error}") from error
+
+
+def _requested_key(csr_pem: bytes) -> Ed25519PublicKey:
+    """The public key of a request that its owner signed; MalformedMessage for anything else."""
+    if len(csr_pem) > CSR_BYTES:
+        raise MalformedMessage(f"certificate request of {len(csr_pem)} bytes, at most {CSR_BYTES}")
+    try:
+        request = x509.load_pem_x509_csr(csr_pem)
+        public, signed = request.public_key(), request.is_signature_valid
+    except Exception as error:  # OpenSSL has many ways to dislike bytes, and none of them is ours to handle
+        raise MalformedMessage(f"not a certificate request: {error}") from error
+    if not isinstance(public, Ed25519PublicKey):
+        raise MalformedMessage("certificate request for a key that is not Ed25519")
+    if not signed:
+        raise MalformedMessage("certificate request not signed by its own key")
+    return public

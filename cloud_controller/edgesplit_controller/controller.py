@@ -1,0 +1,229 @@
+"""The controller's work as plain calls: what the API offers, without HTTP. Holds the parts together and keeps no state.
+
+Calls that measure, plan, cut or sign are marked heavy: the API runs them one at a time, away from everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from sqlalchemy import select
+
+from edgesplit.identity import Claim, Enrolled
+from edgesplit.plan import Link
+from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.database import Database, Device, Event, Model
+from edgesplit_controller.devices import ClaimWish, Devices
+from edgesplit_controller.director import Director
+from edgesplit_controller.planning import Planning, Wish, device_profile, link_of, slowest
+from edgesplit_controller.registry import Registry
+from edgesplit_controller.releasing import Releasing
+from edgesplit_controller.shown import shown_claim, shown_deployment, shown_device, shown_event, shown_model
+
+
+class Authority(Protocol):
+    """What is needed of the certificate authority."""
+
+    @property
+    def ca_pem(self) -> str:
+        """Its certificate."""
+        ...
+
+    def sign_request(self, csr_pem: bytes, name: str) -> bytes:
+        """A device's certificate."""
+        ...
+
+
+class Tell(Protocol):
+    """How devices learn that something new is wanted of them."""
+
+    def tell(self, devices: Sequence[str]) -> None:
+        """State soon what these devices shall run."""
+        ...
+
+    def forget(self, devices: Sequence[str]) -> None:
+        """Clear soon what the broker retains of these devices."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where devices find us."""
+
+    api_url: str
+    mqtt_host: str
+    mqtt_port: int
+    offload_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """The parts of one running controller."""
+
+    database: Database
+    blobs: BlobStore
+    registry: Registry
+    planning: Planning
+    releasing: Releasing
+    devices: Devices
+    director: Director
+    authority: Authority
+    tell: Tell
+    addresses: Addresses
+    tuf_root: str
+
+    # ---- models -----------------------------------------------------------------------------------------------
+
+    def push(self, part: Path, name: str, input_text: str, bindings: Mapping[str, int]) -> dict[str, Any]:
+        """Heavy. Keep a model file."""
+        before = {model.id for model in self.registry.all()}
+        model = self.registry.push(part, name, input_text, bindings)
+        return {**shown_model(model), "created": model.id not in before}
+
+    def models(self) -> list[dict[str, Any]]:
+        """Every model, its layers only counted."""
+        return [{**shown_model(model), "layers": len(model.shown["layers"])} for model in self.registry.all()]
+
+    def model(self, reference: str) -> dict[str, Any]:
+        """One model with its layers."""
+        return shown_model(self.registry.get(reference))
+
+    def file(self, reference: str, *, optimised: bool) -> Path:
+        """Where the model's file lies: as it came, or as it is cut."""
+        model = self.registry.get(reference)
+        return self.blobs.path(model.optimised_sha256 if optimised else model.sha256)
+
+    def add_samples(self, reference: str, frames: Sequence[bytes], tensors: Sequence[bytes]) -> dict[str, Any]:
+        """Heavy. Keep sample inputs."""
+        model = self.registry.get(reference)
+        return {"model": model.ref, "samples": self.registry.add_samples(model, frames, tensors)}
+
+    def profile(self, reference: str) -> dict[str, Any]:
+        """Heavy. Measure a model on this machine."""
+        return self.planning.profile(self.registry.get(reference))
+
+    def costs(self, reference: str, device_class: str) -> dict[str, Any]:
+        """Heavy, if not measured yet. The costs file."""
+        built: dict[str, Any] = msgspec.to_builtins(self.planning.costs(self.registry.get(reference), device_class))
+        return built
+
+    # ---- plans and deployments --------------------------------------------------------------------------------
+
+    def plan(self, reference: str, device_class: str, link: str, wish: Wish) -> dict[str, Any]:
+        """Heavy. A plan for people; nothing is deployed."""
+        return self.planning.describe(self.registry.get(reference), device_class, link, wish)
+
+    def deploy(self, reference: str, targets: Sequence[str], link: str, wish: Wish) -> dict[str, Any]:
+        """Heavy. Plan, cut, sign, and tell the devices."""
+        model = self.registry.get(reference)
+        chosen = self.devices.select(targets)
+        digest, manifest = self.releasing.release(model, links_by_class(chosen, link), wish)
+        names = [device.name for device in chosen]
+        number = self.director.deploy(digest, model.ref, names, targets=targets, options=wish.as_options())
+        self.tell.tell(names)
+        plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
+        return {"deployment": number, "release": digest, "model": model.ref, "devices": sorted(names), "plans": plans}
+
+    def deployments(self) -> list[dict[str, Any]]:
+        """Every deployment, oldest first."""
+        return [shown_deployment(row) for row in self.director.deployments()]
+
+    def releases(self) -> list[dict[str, Any]]:
+        """Every release, oldest first."""
+        models: dict[int, Model] = {model.id: model for model in self.registry.all()}
+        return [
+            {"release": row.digest, "model": models[row.model_id].ref, "created": row.created, **row.options}
+            for row in self.releasing.all()
+        ]
+
+    # ---- devices ----------------------------------------------------------------------------------------------
+
+    def claim(self, wish: ClaimWish) -> dict[str, Any]:
+        """A one-time claim for a device to come, as the operator carries it there."""
+        device_profile(wish.device_class)
+        link_of(wish.link)
+        token, expires = self.devices.claim(wish)
+        claim = Claim(
+            device=wish.device,
+            device_class=wish.device_class,
+            token=token,
+            controller_url=self.addresses.api_url,
+            ca_pem=self.authority.ca_pem,
+            tuf_root=self.tuf_root,
+            expires=expires,
+        )
+        carried: dict[str, Any] = msgspec.to_builtins(claim)
+        return carried
+
+    def enrol(self, token: str, csr_pem: str) -> dict[str, Any]:
+        """A certificate for a token, and where everything is."""
+        let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request)
+        if let_in.fresh:
+            self.tell.forget([let_in.device])
+        self.tell.tell([let_in.device])
+        enrolled = Enrolled(
+            device=let_in.device,
+            certificate_pem=let_in.certificate.decode(),
+            ca_pem=self.authority.ca_pem,
+            broker_host=self.addresses.mqtt_host,
+            broker_port=self.addresses.mqtt_port,
+            offload_url=self.addresses.offload_url,
+        )
+        answer: dict[str, Any] = msgspec.to_builtins(enrolled)
+        return answer
+
+    def revoke(self, name: str) -> dict[str, Any]:
+        """Take a device's right away, and forget what it was told."""
+        self.devices.revoke(name)
+        self.tell.tell([name])
+        return {"device": name, "state": "revoked"}
+
+    def all_devices(self) -> list[dict[str, Any]]:
+        """Every device, and every claim that is still open for one not seen yet."""
+        there = self.devices.all()
+        desired = self.director.desired()
+        enrolled = [shown_device(device, self.devices.state(device), desired.get(device.name, [])) for device in there]
+        living = {device.name for device in there if not device.revoked}
+        claimed = {
+            claim.device: shown_claim(claim) for claim in self.devices.open_claims() if claim.device not in living
+        }
+        known = [one for one in enrolled if one["name"] not in claimed]
+        return sorted([*known, *claimed.values()], key=lambda one: str(one["name"]))
+
+    def device(self, name: str) -> dict[str, Any]:
+        """One device: what it was told, what it does."""
+        device = self.devices.get(name)
+        shown = shown_device(device, self.devices.state(device), self.director.desired().get(name, []))
+        return {**shown, "plans": self._plans_in_use(device)}
+
+    def _plans_in_use(self, device: Device) -> dict[str, Any]:
+        """By model, the table that the device chooses from."""
+        running = {one["model"]: one["release"] for one in (device.reported or {}).get("models", []) if one["release"]}
+        manifests = {model: self.releasing.find(release) for model, release in running.items()}
+        return {
+            model: msgspec.to_builtins(manifest.plans[device.device_class])
+            for model, manifest in manifests.items()
+            if manifest is not None and device.device_class in manifest.plans
+        }
+
+    def telemetry(self, name: str, newest: int) -> list[dict[str, Any]]:
+        """What a device told of itself, oldest first."""
+        return self.devices.history(name, newest)
+
+    def events(self, newest: int) -> list[dict[str, Any]]:
+        """The newest events, oldest first."""
+        with self.database.read() as session:
+            rows = session.scalars(select(Event).order_by(Event.id.desc()).limit(newest)).all()
+        return [shown_event(row) for row in reversed(rows)]
+
+
+def links_by_class(devices: Sequence[Device], link: str) -> dict[str, Link]:
+    """The link that each device class is planned for: the deployment's, else the slowest among its devices."""
+    by_class: dict[str, list[Link]] = {}
+    for device in devices:
+        by_class.setdefault(device.device_class, []).append(link_of(link, device.link))
+    return {device_class: slowest(links) for device_class, links in sorted(by_class.items())}

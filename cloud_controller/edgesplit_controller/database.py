@@ -1,0 +1,248 @@
+"""The controller's tables, and transactions over them. What a table holds is said at its class; no SQL beyond it.
+
+SQLite (WAL, every commit synced) by default; nothing here is SQLite's own but `_tune_sqlite`, so that PostgreSQL can
+take its place. Times are Unix seconds. A write transaction takes the write lock when it begins, so that what it read
+is still true when it commits.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import JSON, Engine, ForeignKey, Index, LargeBinary, UniqueConstraint, create_engine, event
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from edgesplit.errors import UsageError
+
+Json = dict[str, Any]
+
+
+class Table(DeclarativeBase):
+    """All our tables."""
+
+    type_annotation_map = {Json: JSON, list[Any]: JSON, bytes: LargeBinary}  # noqa: RUF012 - SQLAlchemy's own idiom
+
+
+class Model(Table):
+    """A model as it was pushed: `name@version`, immutable."""
+
+    __tablename__ = "models"
+    __table_args__ = (UniqueConstraint("name", "version"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    version: Mapped[int]
+    sha256: Mapped[str]
+    """Blob: the file as it came."""
+    optimised_sha256: Mapped[str]
+    """Blob: what is cut."""
+    bytes: Mapped[int]
+    input_text: Mapped[str]
+    """The input spec as it was given; empty for none."""
+    bindings: Mapped[Json]
+    """Sizes given to the dimensions that the file leaves open."""
+    shown: Mapped[Json]
+    """Inputs, outputs and layers, for people."""
+    created: Mapped[float]
+
+    @property
+    def ref(self) -> str:
+        """`name@version`."""
+        return f"{self.name}@{self.version}"
+
+
+class Sample(Table):
+    """An input to measure and to test with: a frame, or named tensors (.npz)."""
+
+    __tablename__ = "samples"
+    __table_args__ = (UniqueConstraint("model_id", "sha256"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    model_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
+    sha256: Mapped[str]
+    kind: Mapped[str]
+    """`frame` or `tensors`."""
+
+
+class Measurement(Table):
+    """What was measured of one model: per-layer seconds somewhere, or what its tensors cost to send."""
+
+    __tablename__ = "measurements"
+    __table_args__ = (UniqueConstraint("model_id", "kind", "place"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    model_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
+    kind: Mapped[str]
+    """`layers` or `tensors`."""
+    place: Mapped[str]
+    """Tier or device on which it was measured."""
+    content: Mapped[Json]
+    taken: Mapped[float]
+
+
+class ClaimRow(Table):
+    """A one-time right to enrol as one device. The token itself is nowhere."""
+
+    __tablename__ = "claims"
+
+    token_sha256: Mapped[str] = mapped_column(primary_key=True)
+    device: Mapped[str]
+    device_class: Mapped[str]
+    group: Mapped[str]
+    labels: Mapped[Json]
+    link: Mapped[str]
+    expires: Mapped[float]
+    used: Mapped[float | None]
+    public_key_sha256: Mapped[str | None]
+    """Of the key that used it: the same key may ask again while the claim lasts, if the answer was lost."""
+
+
+class Device(Table):
+    """A device that enrolled once, what it was told and what it said last."""
+
+    __tablename__ = "devices"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    device_class: Mapped[str]
+    group: Mapped[str]
+    labels: Mapped[Json]
+    link: Mapped[str]
+    certificate_serial: Mapped[str]
+    public_key_sha256: Mapped[str]
+    enrolled: Mapped[float]
+    revoked: Mapped[float | None]
+    counter: Mapped[int] = mapped_column(default=0)
+    """Of the newest statement; never falls, not even when the device is claimed again."""
+    statement: Mapped[bytes | None]
+    """Encoded `release.Signed`: what is retained on its `desired` topic."""
+    statement_expires: Mapped[float] = mapped_column(default=0.0)
+    session: Mapped[int] = mapped_column(default=0)
+    alive: Mapped[bool] = mapped_column(default=False)
+    """The newest session was born and has not died."""
+    last_seen: Mapped[float | None]
+    """When something that the broker cannot repeat by itself came from it."""
+    birth: Mapped[Json | None]
+    reported: Mapped[Json | None]
+    telemetry: Mapped[Json | None]
+
+
+class Release(Table):
+    """A signed release; its manifest is a blob whose SHA-256 is the digest."""
+
+    __tablename__ = "releases"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    model_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
+    created: Mapped[float]
+    options: Mapped[Json]
+
+
+class Deployment(Table):
+    """A release on its way to chosen devices."""
+
+    __tablename__ = "deployments"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    release: Mapped[str] = mapped_column(ForeignKey("releases.digest"))
+    model: Mapped[str]
+    """`name@version`."""
+    targets: Mapped[list[Any]]
+    """As the operator gave them."""
+    devices: Mapped[list[Any]]
+    """Whom they meant then."""
+    options: Mapped[Json]
+    created: Mapped[float]
+
+
+class Desired(Table):
+    """The release that one device shall serve one model from."""
+
+    __tablename__ = "desired"
+
+    device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    """The model's name without its version."""
+    release: Mapped[str] = mapped_column(ForeignKey("releases.digest"))
+    deployment: Mapped[int] = mapped_column(ForeignKey("deployments.id"))
+
+
+class TelemetryRow(Table):
+    """One telemetry message; the newest few thousand of each device are kept."""
+
+    __tablename__ = "telemetry"
+    __table_args__ = (Index("telemetry_of_device", "device", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device: Mapped[str]
+    at: Mapped[float]
+    content: Mapped[Json]
+
+
+class Event(Table):
+    """Who did what to what, and when. Only ever added to."""
+
+    __tablename__ = "events"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    who: Mapped[str]
+    what: Mapped[str]
+    subject: Mapped[str]
+    detail: Mapped[Json]
+
+
+class Database:
+    """Transactions: `with database.write() as session`, `with database.read() as session`."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            _tune_sqlite(self._engine)
+        try:
+            Table.metadata.create_all(self._engine)
+        except SQLAlchemyError as error:
+            raise UsageError(
+                f"cannot open the database {self._engine.url.database}: {error.__cause__ or error}"
+            ) from error
+        self._writers = sessionmaker(self._engine, expire_on_commit=False)
+        self._readers = sessionmaker(self._engine.execution_options(edgesplit_read=True), expire_on_commit=False)
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A transaction that commits when the block ends well, and never happened otherwise."""
+        with self._writers.begin() as session:
+            yield session
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A consistent view; rows stay readable after the block."""
+        with self._readers() as session:
+            yield session
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        self._engine.dispose()
+
+
+def _tune_sqlite(engine: Engine) -> None:
+    """WAL with every commit synced; transactions begun by us, for the driver's own would begin too late."""
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        reading = connection.get_execution_options().get("edgesplit_read", False)
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+def record(session: Session, at: float, who: str, what: str, subject: str, /, **detail: Any) -> None:
+    """Add one event to the audit trail, in the caller's transaction."""
+    session.add(Event(at=at, who=who, what=what, subject=subject, detail=detail))

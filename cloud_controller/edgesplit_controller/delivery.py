@@ -1,0 +1,362 @@
+"""The controller's side of MQTT: takes in what devices say, answers what they fetch, states what they shall run.
+
+The network thread only sorts messages into bounded queues; three workers empty them. A device that floods loses its
+own messages and nobody else's: all kinds are asked for or said again. What a device says is decoded within bounds;
+malformed bytes are counted and dropped. Who a device is was settled by the broker: a topic's device is its
+certificate's name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgesplit import messages
+from edgesplit.errors import EdgeError, LinkError, MalformedMessage
+from edgesplit.limits import LIMITS
+from edgesplit.names import sha256_hex
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 65_536
+"""Of a metadata file in one `Fetched`."""
+GATHER_S = 0.05
+"""How long a chunk waits for further devices to ask for it, while more than one device fetches its release."""
+RECENT_S = 2.0
+"""A device that asked within this time still fetches."""
+WAITING_PER_DEVICE = 256
+"""Messages of one device not yet taken in; more are dropped."""
+WAITING_CHUNKS = 4_096
+RESTATE_S = 1.0
+"""Pause before what could not be stated is tried again."""
+SAID: Mapping[str, type[messages.Message]] = {
+    "birth": messages.Birth | messages.Death,  # type: ignore[dict-item]
+    "reported": messages.Reported,
+    "telemetry": messages.Telemetry,
+}
+SUBSCRIPTIONS = tuple(messages.topic("+", kind) for kind in ("birth", "reported", "telemetry", "fetch"))
+_METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
+
+
+class Channel(Protocol):
+    """What delivery needs of an MQTT session."""
+
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False, correlation: bytes | None = None,
+        wait_s: float | None = None,
+    ) -> bool:  # fmt: skip
+        """Send one message; with `wait_s`, return when it has left, LinkError if it has not by then."""
+        ...
+
+
+@dataclass(slots=True)
+class ChunkQueue:
+    """Chunks asked for and not yet sent, each once however many devices want it. No threads, no clock of its own."""
+
+    _due: dict[str, float] = field(default_factory=dict)
+    _fetching: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def ask(self, device: str, release: str, chunks: tuple[str, ...], now: float) -> int:
+        """Queue what is not queued yet; how many found no room.
+
+        A lone device is answered at once. A device that asks while others fetch the same release waits `GATHER_S`
+        for them; a chunk just sent is sent again, for who asks now may not have been listening then.
+        """
+        fetching = self._fetching.setdefault(release, {})
+        fetching[device] = now
+        for gone in [name for name, at in fetching.items() if now - at > RECENT_S]:
+            del fetching[gone]
+        due = now if len(fetching) == 1 else now + GATHER_S
+        refused = 0
+        for chunk in chunks:
+            if chunk in self._due:
+                continue
+            if len(self._due) >= WAITING_CHUNKS:
+                refused += 1
+            else:
+                self._due[chunk] = due
+        return refused
+
+    def take(self, now: float) -> list[str]:
+        """The chunks whose time has come, first asked first."""
+        ready = [chunk for chunk, due in self._due.items() if due <= now]
+        for chunk in ready:
+            del self._due[chunk]
+        return ready
+
+    def next_due(self) -> float | None:
+        """When `take` has something to give; None while nothing waits."""
+        return min(self._due.values(), default=None)
+
+
+class Inbox:
+    """Messages by device, each device's share bounded, taken out in batches."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, messages.Message, bytes | None]] = deque()
+        self._of: Counter[str] = Counter()
+        self._closed = False
+
+    def put(self, device: str, message: messages.Message, correlation: bytes | None = None) -> bool:
+        """False if the device has too many waiting already."""
+        with self._changed:
+            if self._of[device] >= WAITING_PER_DEVICE:
+                return False
+            self._of[device] += 1
+            self._waiting.append((device, message, correlation))
+            self._changed.notify()
+            return True
+
+    def take(self, most: int) -> list[tuple[str, messages.Message, bytes | None]] | None:
+        """What waits, in order; blocks while nothing does; None once closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                return None
+            batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            for device, _, _ in batch:
+                self._of[device] -= 1
+                if not self._of[device]:
+                    del self._of[device]
+            return batch
+
+    def close(self) -> None:
+        """No more is coming; `take` ends when what is there has been taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where delivery gets its bytes and leaves its news."""
+
+    metadata: Callable[[str], bytes]
+    """A TUF file by path; FileNotFoundError if there is none."""
+    chunk: Callable[[str], bytes]
+    """A chunk's bytes by SHA-256."""
+    release_chunks: Callable[[str], frozenset[str]]
+    """The chunks of a release; empty for one that is not known."""
+    hear: Callable[[list[tuple[str, messages.Message]]], None]
+    """Take in what devices said."""
+    statements: Callable[[Collection[str] | None], Mapping[str, bytes]]
+    """The signed statements of the devices named (None: of all); empty bytes for a device that is to be forgotten."""
+
+
+class Delivery:
+    """The workers around one MQTT session. `on_message` and `on_connect` are given to the session."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._channel: Channel | None = None
+        self._said, self._asked = Inbox(), Inbox()
+        self._chunks = ChunkQueue()
+        self._chunks_changed = threading.Condition()
+        self._closed = False
+        self._ended = threading.Event()
+        self._stating = threading.Condition()
+        self._to_state: set[str] | None = set()
+        """Devices to be told anew; None: all of them."""
+        self._to_forget: set[str] = set()
+        self._threads = [
+            threading.Thread(target=work, name=f"delivery-{work.__name__.strip('_')}", daemon=True)
+            for work in (self._take_in, self._answer, self._stream, self._state_all)
+        ]
+        self.dropped: Counter[str] = Counter()
+        """Malformed and excess messages, by device."""
+
+    def start(self, channel: Channel) -> None:
+        """Begin to work on `channel`."""
+        self._channel = channel
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End every worker, after what was taken in is kept."""
+        self._said.close()
+        self._asked.close()
+        self._ended.set()
+        with self._chunks_changed:
+            self._closed = True
+            self._chunks_changed.notify_all()
+        with self._stating:
+            self._stating.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(timeout=10)
+
+    def on_connect(self) -> None:
+        """The session is up (again): state everything anew, for the broker may have forgotten."""
+        with self._stating:
+            self._to_state = None
+            self._stating.notify_all()
+
+    def on_message(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
+        """Sort one message; called on the network thread, never raises, never waits."""
+        device = "?"
+        try:
+            device = messages.device_of(topic)
+            kind = topic.rpartition("/")[2]
+            if not payload:
+                return
+            if kind == "fetch":
+                wish = messages.decode(payload, messages.FetchMetadata | messages.FetchChunks)  # type: ignore[arg-type]
+                taken = self._asked.put(device, wish, correlation)
+            elif kind in SAID:
+                taken = self._said.put(device, messages.decode(payload, SAID[kind]))
+            else:
+                return
+        except MalformedMessage as error:
+            taken = False
+            if self.dropped[device] % 1_000 == 0:
+                log.warning("device %s said something malformed: %s", device, error)
+        if not taken:
+            self.dropped[device] += 1
+
+    def forget(self, devices: Collection[str]) -> None:
+        """Clear soon what the broker retains of these devices."""
+        with self._stating:
+            self._to_forget.update(devices)
+            self._stating.notify_all()
+
+    def tell(self, devices: Collection[str]) -> None:
+        """State soon, retained, what these devices shall run."""
+        with self._stating:
+            if self._to_state is not None:
+                self._to_state.update(devices)
+            self._stating.notify_all()
+
+    def _publish(self, topic: str, payload: bytes, **options: object) -> None:
+        """LinkError is only logged: everything is asked for again."""
+        try:
+            if self._channel is not None:
+                self._channel.publish(topic, payload, **options)  # type: ignore[arg-type]
+        except EdgeError as error:
+            log.info("could not publish on %s: %s", topic, error)
+
+    def _take_in(self) -> None:
+        while (batch := self._said.take(500)) is not None:
+            try:
+                self._sources.hear([(device, message) for device, message, _ in batch])
+            except Exception:
+                log.exception("could not keep what %d messages said", len(batch))
+
+    def _answer(self) -> None:
+        while (batch := self._asked.take(64)) is not None:
+            for device, wish, correlation in batch:
+                try:
+                    self._answer_one(device, wish, correlation)
+                except MalformedMessage as error:
+                    self.dropped[device] += 1
+                    log.info("device %s asked for what is not: %s", device, error)
+                except Exception:
+                    log.exception("could not answer %s", device)
+            self._said_asked(batch)
+
+    def _said_asked(self, batch: list[tuple[str, messages.Message, bytes | None]]) -> None:
+        """A fetch is a sign of life, and nobody retains it: one per device and batch is enough."""
+        for device, wish in {device: wish for device, wish, _ in batch}.items():
+            self._said.put(device, wish)
+
+    def _answer_one(self, device: str, wish: messages.Message, correlation: bytes | None) -> None:
+        if isinstance(wish, messages.FetchMetadata):
+            for piece in pieces(wish.path, self._metadata(wish.path)):
+                self._publish(
+                    messages.topic(device, "fetched"), messages.encode(piece), correlation=correlation, wait_s=5.0
+                )
+        elif isinstance(wish, messages.FetchChunks):
+            chunks = check_wish(wish, self._sources.release_chunks)
+            with self._chunks_changed:
+                self.dropped[device] += self._chunks.ask(device, wish.release, chunks, time.monotonic())
+                self._chunks_changed.notify()
+
+    def _metadata(self, path: str) -> bytes | None:
+        """None for what is not there, and for what is no path of ours."""
+        if not _METADATA.fullmatch(path):
+            return None
+        try:
+            return self._sources.metadata(path)
+        except FileNotFoundError:
+            return None
+
+    def _stream(self) -> None:
+        """Publish chunks as they fall due, one at a time: what waits is names, not bytes."""
+        while (due := self._await_chunks()) is not None:
+            for chunk in due:
+                try:
+                    payload = self._sources.chunk(chunk)
+                except EdgeError as error:
+                    log.error("chunk %s: %s", chunk[:12], error)
+                    continue
+                self._publish(messages.chunk_topic(chunk), payload, wait_s=5.0)
+
+    def _await_chunks(self) -> list[str] | None:
+        with self._chunks_changed:
+            while not self._closed:
+                if ready := self._chunks.take(time.monotonic()):
+                    return ready
+                due = self._chunks.next_due()
+                self._chunks_changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+        return None
+
+    def _state_all(self) -> None:
+        """State what is due; a link that fails ends the round, and after a moment everything is stated anew."""
+        while (due := self._await_stating()) is not None:
+            forgotten, told = due
+            try:
+                for device in forgotten:
+                    self._state(device, b"")
+                for device, statement in self._sources.statements(told).items():
+                    self._state(device, statement)
+            except LinkError as error:
+                log.info("could not state what devices shall run: %s", error)
+                self._state_again(forgotten)
+            except Exception:
+                log.exception("could not state what devices shall run")
+
+    def _state_again(self, forgotten: Collection[str]) -> None:
+        self._ended.wait(RESTATE_S)
+        with self._stating:
+            self._to_forget.update(forgotten)
+            self._to_state = None
+
+    def _await_stating(self) -> tuple[Collection[str], Collection[str] | None] | None:
+        """The devices to be forgotten and those to be told (None: all); None at the end."""
+        with self._stating:
+            self._stating.wait_for(lambda: self._closed or self._to_forget or self._to_state is None or self._to_state)
+            due = self._to_forget, self._to_state
+            self._to_forget, self._to_state = set(), set()
+            return None if self._closed else due
+
+    def _state(self, device: str, statement: bytes) -> None:
+        """Empty bytes clear everything that the broker retains of the device."""
+        kinds: tuple[messages.Kind, ...] = ("desired",) if statement else ("desired", "birth", "reported")
+        for kind in kinds:
+            if self._channel is not None:
+                self._channel.publish(messages.topic(device, kind), statement, qos=1, retain=True, wait_s=10.0)
+
+
+def pieces(path: str, data: bytes | None) -> list[messages.Fetched]:
+    """A metadata file in pieces of at most `PIECE_BYTES`; one piece of total -1 where there is none."""
+    if data is None:
+        return [messages.Fetched(path=path, offset=0, total=-1, data=b"")]
+    offsets = range(0, max(1, len(data)), PIECE_BYTES)
+    return [messages.Fetched(path=path, offset=at, total=len(data), data=data[at : at + PIECE_BYTES]) for at in offsets]
+
+
+def check_wish(wish: messages.FetchChunks, chunks_of: Callable[[str], frozenset[str]]) -> tuple[str, ...]:
+    """The chunks asked for, if they are few and all of that release; MalformedMessage otherwise."""
+    if len(wish.chunks) > LIMITS.window_chunks:
+        raise MalformedMessage(f"{len(wish.chunks)} chunks at once, at most {LIMITS.window_chunks}")
+    known = chunks_of(sha256_hex(wish.release))
+    strange = [chunk for chunk in wish.chunks if chunk not in known]
+    if strange:
+        raise MalformedMessage(f"chunk {strange[0][:80]!r} is not of release {wish.release[:12]}")
+    return wish.chunks

@@ -1,0 +1,307 @@
+"""Devices: claimed, enrolled, seen, revoked. Decides who a device is and whether it is alive; speaks to no network.
+
+A device counts as online only while its newest session was born, has not died, and something that the broker cannot
+repeat by itself (telemetry, a fetch, a session never seen before) came lately. Retained messages revive nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from edgesplit import messages
+from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.names import device_name
+from edgesplit_controller.database import ClaimRow, Database, Desired, Device, TelemetryRow, record
+from edgesplit_controller.refusals import Conflict, Forbidden, unknown
+
+State = Literal["online", "stale", "offline", "revoked", "claimed"]
+CLAIM_S = 3_600
+LONGEST_CLAIM_S = 30 * 86_400
+HISTORY = 10_000
+"""Telemetry messages kept per device, give or take `TRIM_EVERY`."""
+TRIM_EVERY = 200
+
+
+class ClaimWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator says of a device to come."""
+
+    device: str
+    device_class: str
+    group: str = ""
+    labels: dict[str, str] = {}
+    link: str = ""
+    """As `edgesplit.links.parse_link` reads it; empty: the plan asks for one, or assumes Wi-Fi."""
+    expires_s: int = CLAIM_S
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """A device that was let in."""
+
+    device: str
+    certificate: bytes
+    fresh: bool
+    """It has a key that this name did not have before: what the broker retains of the name is another's."""
+
+
+class Devices:
+    """The devices of one controller."""
+
+    def __init__(self, database: Database, *, stale_after_s: float, now: Callable[[], float]) -> None:
+        self._database = database
+        self._stale_after_s = stale_after_s
+        self._now = now
+        self._untrimmed: Counter[str] = Counter()
+
+    def claim(self, wish: ClaimWish) -> tuple[str, int]:
+        """A token that enrols this device once, and when it expires. Only its hash is kept."""
+        device_name(wish.device)
+        _check_labels(wish.group, wish.labels)
+        if not 0 < wish.expires_s <= LONGEST_CLAIM_S:
+            raise UsageError(f"a claim lasts 1 to {LONGEST_CLAIM_S} seconds, not {wish.expires_s}")
+        token = secrets.token_urlsafe(32)
+        now = self._now()
+        expires = int(now + wish.expires_s)
+        with self._database.write() as session:
+            session.add(
+                ClaimRow(
+                    token_sha256=_hash(token), device=wish.device, device_class=wish.device_class, group=wish.group,
+                    labels=dict(wish.labels), link=wish.link, expires=expires, used=None, public_key_sha256=None,
+                )
+            )  # fmt: skip
+            record(
+                session,
+                now,
+                "operator",
+                "device.claimed",
+                wish.device,
+                device_class=wish.device_class,
+                group=wish.group,
+            )
+        return token, expires
+
+    def enrol(self, token: str, csr_pem: bytes, issue: Callable[[bytes, str], bytes]) -> Enrolment:
+        """A certificate, made by `issue(csr, name)`; Forbidden for a token that is not good.
+
+        The same token with the same key is answered again while the claim lasts: the first answer may have been lost.
+        """
+        key = public_key_sha256(csr_pem)
+        now = self._now()
+        with self._database.write() as session:
+            claim = _good_claim(session, token, key, now)
+            certificate = issue(csr_pem, claim.device)
+            serial = str(x509.load_pem_x509_certificate(certificate).serial_number)
+            claim.used, claim.public_key_sha256 = claim.used or now, key
+            fresh = _enrolled(session, claim, serial, key, now)
+            record(session, now, claim.device, "device.enrolled", claim.device, serial=serial, public_key_sha256=key)
+            return Enrolment(claim.device, certificate, fresh)
+
+    def revoke(self, name: str) -> None:
+        """Forget what the device shall run and take it for dead; its name can be claimed again."""
+        with self._database.write() as session:
+            device = _device(session, name)
+            if device.revoked:
+                raise Conflict(f"device {name!r} is revoked already")
+            now = self._now()
+            session.execute(delete(Desired).where(Desired.device == name))
+            device.revoked, device.alive = now, False
+            device.statement, device.statement_expires = None, 0.0
+            record(session, now, "operator", "device.revoked", name, serial=device.certificate_serial)
+
+    def get(self, name: str) -> Device:
+        """The device of that name, with near matches in the error."""
+        with self._database.read() as session:
+            return _device(session, name)
+
+    def all(self) -> Sequence[Device]:
+        """Every device that enrolled, revoked ones included, by name."""
+        with self._database.read() as session:
+            return session.scalars(select(Device).order_by(Device.name)).all()
+
+    def select(self, targets: Iterable[str]) -> list[Device]:
+        """The devices that `targets` mean: names, `group=NAME`, `KEY=VALUE` (a label), `all`. Revoked ones never."""
+        wanted = list(targets)
+        there = [device for device in self.all() if not device.revoked]
+        if not wanted:
+            raise UsageError("no target: name devices, a group (group=NAME), a label (KEY=VALUE), or all")
+        chosen: dict[str, Device] = {}
+        for target in wanted:
+            chosen.update({device.name: device for device in _meant(target, there)})
+        return list(chosen.values())
+
+    def state(self, device: Device) -> State:
+        """Whether it lives, as far as can be known now."""
+        return state_of(device, self._now(), self._stale_after_s)
+
+    def open_claims(self) -> Sequence[ClaimRow]:
+        """Claims that can still be used."""
+        with self._database.read() as session:
+            good = select(ClaimRow).where(ClaimRow.used.is_(None), ClaimRow.expires > self._now())
+            return session.scalars(good.order_by(ClaimRow.device)).all()
+
+    def hear(self, heard: Iterable[tuple[str, messages.Message]]) -> None:
+        """Take in what devices said, in order, in one transaction. Unknown and revoked devices are not heard."""
+        now = self._now()
+        with self._database.write() as session:
+            for name, message in heard:
+                device = session.get(Device, name)
+                if device is not None and not device.revoked:
+                    _take_in(session, device, message, now)
+                    self._untrimmed[name] += isinstance(message, messages.Telemetry)
+            session.flush()
+            for name in [name for name, grown in self._untrimmed.items() if grown >= TRIM_EVERY]:
+                _trim(session, name)
+                del self._untrimmed[name]
+
+    def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
+        """The newest telemetry of a device, oldest first."""
+        with self._database.read() as session:
+            _device(session, name)
+            rows = (
+                select(TelemetryRow).where(TelemetryRow.device == name).order_by(TelemetryRow.id.desc()).limit(newest)
+            )
+            return [{"at": row.at, **row.content} for row in reversed(session.scalars(rows).all())]
+
+
+def state_of(device: Device, now: float, stale_after_s: float) -> State:
+    """`online` only for a living session that was heard lately; `stale` for one that is silent."""
+    if device.revoked:
+        return "revoked"
+    if not device.alive or device.last_seen is None:
+        return "offline"
+    return "online" if now - device.last_seen <= stale_after_s else "stale"
+
+
+def public_key_sha256(csr_pem: bytes) -> str:
+    """Of the key in a certificate request; MalformedMessage if it is none or is not signed by that key."""
+    try:
+        request = x509.load_pem_x509_csr(csr_pem)
+        if not request.is_signature_valid:
+            raise MalformedMessage("the certificate request is not signed by its own key")
+        der = request.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise MalformedMessage(f"not a certificate request: {error}") from error
+    return hashlib.sha256(der).hexdigest()
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _good_claim(session: Session, token: str, key: str, now: float) -> ClaimRow:
+    """One answer for a wrong, an expired and a used token: who guesses learns nothing."""
+    hashed = _hash(token)
+    claim = session.get(ClaimRow, hashed)
+    known = hmac.compare_digest(hashed, claim.token_sha256 if claim else "0" * 64)
+    if claim is None or not known or claim.expires <= now or (claim.used and claim.public_key_sha256 != key):
+        raise Forbidden("this claim token is unknown, used or expired: ask for a new one with `edgectl device claim`")
+    return claim
+
+
+def _enrolled(session: Session, claim: ClaimRow, serial: str, key: str, now: float) -> bool:
+    """The device's row as the claim describes it; is its key new? Its counter is kept from a former life and never
+    falls; its sessions begin anew with a new key."""
+    device = session.get(Device, claim.device)
+    if device is None:
+        device = Device(name=claim.device, counter=0, statement=None, statement_expires=0.0, last_seen=None)
+        device.public_key_sha256 = ""
+        session.add(device)
+    fresh = device.public_key_sha256 != key
+    if fresh:
+        device.session, device.alive = 0, False
+        device.birth = device.reported = device.telemetry = None
+    device.device_class, device.group, device.labels, device.link = (
+        claim.device_class,
+        claim.group,
+        claim.labels,
+        claim.link,
+    )
+    device.certificate_serial, device.public_key_sha256 = serial, key
+    device.enrolled, device.revoked = now, None
+    return fresh
+
+
+def _check_labels(group: str, labels: Mapping[str, str]) -> None:
+    for word in (group, *labels, *labels.values()):
+        if len(word) > 63 or not all(letter.isalnum() or letter in "-_./" for letter in word):
+            raise UsageError(f"not a group or label: {word[:80]!r} (letters, digits, '-', '_', '.', '/', at most 63)")
+    if {"group", "all", ""} & set(labels):
+        raise UsageError("a label cannot be called 'group' or 'all', nor be empty")
+
+
+def _meant(target: str, there: Sequence[Device]) -> list[Device]:
+    key, equals, value = target.partition("=")
+    if target == "all":
+        found = list(there)
+    elif equals and key == "group":
+        found = [device for device in there if device.group == value]
+        if not found:
+            raise unknown("group", value, {device.group for device in there if device.group})
+    elif equals:
+        found = [device for device in there if device.labels.get(key) == value]
+        if not found:
+            raise unknown("label", target, {f"{k}={v}" for device in there for k, v in device.labels.items()})
+    else:
+        found = [device for device in there if device.name == target]
+        if not found:
+            raise unknown("device", target, (device.name for device in there))
+    if not found:
+        raise Conflict("no device is enrolled yet: `edgectl device claim NAME` makes a claim for one")
+    return found
+
+
+def _device(session: Session, name: str) -> Device:
+    device = session.get(Device, name)
+    if device is None:
+        raise unknown("device", name, session.scalars(select(Device.name)))
+    return device
+
+
+def _take_in(session: Session, device: Device, message: messages.Message, now: float) -> None:
+    """What one message changes. Those of an older session change nothing."""
+    if not isinstance(message, messages.Birth | messages.Death | messages.Reported | messages.Telemetry):
+        if device.last_seen is None or now - device.last_seen > 1.0:
+            device.last_seen = now
+        return
+    if message.session < device.session:
+        return
+    if isinstance(message, messages.Birth):
+        _born(session, device, message, now)
+    elif isinstance(message, messages.Death):
+        if device.alive:
+            record(session, now, device.name, "device.died", device.name, session=message.session)
+        device.alive, device.session = False, message.session
+    elif isinstance(message, messages.Reported):
+        device.reported = msgspec.to_builtins(message)
+    else:
+        device.telemetry, device.last_seen = {"at": now, **msgspec.to_builtins(message)}, now
+        session.add(TelemetryRow(device=device.name, at=now, content=msgspec.to_builtins(message)))
+
+
+def _born(session: Session, device: Device, birth: messages.Birth, now: float) -> None:
+    """A new session is a sign of life; a known one may be the broker's retained copy and is none."""
+    if birth.session > device.session:
+        device.alive, device.last_seen = True, now
+        record(session, now, device.name, "device.born", device.name, session=birth.session)
+    device.session, device.birth = birth.session, msgspec.to_builtins(birth)
+
+
+def _trim(session: Session, name: str) -> None:
+    """Drop what is older than the newest `HISTORY` telemetry rows of a device."""
+    oldest_kept = select(TelemetryRow.id).where(TelemetryRow.device == name).order_by(TelemetryRow.id.desc())
+    edge = session.scalars(oldest_kept.offset(HISTORY).limit(1)).first()
+    if edge is not None:
+        session.execute(delete(TelemetryRow).where(TelemetryRow.device == name, TelemetryRow.id <= edge))

@@ -1,0 +1,190 @@
+"""Costs and plans of registered models: measured here once, predicted per device profile, planned by the partitioner.
+
+Measurements are kept and reused until samples are added or `profile` asks for new ones. What is measured runs in child
+processes of the partitioner's. Callers run this in a worker thread, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from sqlalchemy import select
+
+from edgesplit.errors import UsageError
+from edgesplit.inputs import INPUT_LAYER
+from edgesplit.links import parse_link
+from edgesplit.plan import Link
+from edgesplit.profiles import DeviceProfile, list_profiles, load_profile
+from edgesplit_controller.database import Database, Measurement, Model
+from edgesplit_controller.refusals import unknown
+from edgesplit_controller.registry import LoadedModel, Registry
+from edgesplit_partitioner import Costs, Plan, describe, plan
+from edgesplit_partitioner.build_costs import build_costs, main_operator
+from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
+from edgesplit_partitioner.trace import LayerTime
+
+TIERS = "device-cloud"
+HERE = "cloud"
+"""The tier that this machine's times stand for."""
+ASSUMED_LINK = "wifi"
+"""Where neither the operator nor the device's claim says one."""
+MEASURED_SAMPLES = 16
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator asks of a plan."""
+
+    partition: str = "auto"
+    """`auto`, `device`, `cloud`, or the last layer on the device."""
+    limits: dict[str, Any] = {}
+    codecs: tuple[str, ...] | None = None
+
+    def planner_limits(self) -> dict[str, Any]:
+        """The limits as the planner takes them."""
+        if self.partition == "auto":
+            return dict(self.limits)
+        if "force" in self.limits or "force_after" in self.limits:
+            raise UsageError("give a partition or force a cut by a limit, not both")
+        key = "force" if self.partition in ("device", "cloud") else "force_after"
+        return {**self.limits, key: self.partition}
+
+    def as_options(self) -> dict[str, Any]:
+        """For the records."""
+        return {
+            "partition": self.partition,
+            "limits": self.limits,
+            "codecs": list(self.codecs) if self.codecs else None,
+        }
+
+
+class Measure(Protocol):
+    """How a model is measured on this machine."""
+
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+        """Seconds of each layer, the input layer included."""
+        ...
+
+    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> Samples:
+        """What each tensor costs to send."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureHere:
+    """The partitioner's own measuring, one thread: as the offload server runs slices."""
+
+    runs: int = 20
+
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+        """By the runtime's own profile."""
+        measured = measure_layers(loaded.prepared, loaded.prepared.graph, runs=self.runs)
+        if loaded.spec is not None:
+            measured[INPUT_LAYER] = measure_input(loaded.spec, frames, runs=self.runs)
+        return measured
+
+    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> Samples:
+        """Raw and compressed, on the samples that are there."""
+        return measure_samples(loaded.prepared, loaded.graph, spec=loaded.spec, samples=samples)
+
+
+class Planning:
+    """Plans for the models of one registry."""
+
+    def __init__(
+        self, database: Database, registry: Registry, *, now: Callable[[], float], measure: Measure | None = None
+    ) -> None:
+        self._database = database
+        self._registry = registry
+        self._now = now
+        self._measure = measure or MeasureHere()
+
+    def profile(self, model: Model) -> dict[str, Any]:
+        """Measure the model here, anew; seconds per layer, for people and scripts."""
+        times = self._layers(model, anew=True)
+        samples = self._samples(model, anew=True)
+        layers = [
+            {"name": layer.name, "operator": main_operator(layer), **msgspec.to_builtins(times[layer.name])}
+            for layer in self._registry.load(model).graph.layers
+            if layer.name in times
+        ]
+        return {"model": model.ref, "where": "local", "layers": layers, "tensors": samples.basis}
+
+    def costs(self, model: Model, device_class: str) -> Costs:
+        """The model's costs on that device class and here; measures first what was not measured yet."""
+        profile = device_profile(device_class)
+        loaded = self._registry.load(model)
+        times = self._layers(model)
+        samples = self._samples(model)
+        return build_costs(
+            model.ref,
+            loaded.graph,
+            profile=profile,
+            cloud_s={name: time.median_s for name, time in times.items()},
+            tensors=samples.tensors,
+            frame_bytes=samples.frame_bytes,
+        )
+
+    def plan(self, model: Model, device_class: str, link: Link, wish: Wish) -> Plan:
+        """The plan of one model for one device class and link."""
+        return plan(self.costs(model, device_class), {TIERS: link}, limits=wish.planner_limits(), codecs=wish.codecs)
+
+    def describe(self, model: Model, device_class: str, link_text: str, wish: Wish) -> dict[str, Any]:
+        """The same for people: candidates, ranges, certificate."""
+        costs = self.costs(model, device_class)
+        link = parse_link(link_text or ASSUMED_LINK)
+        return describe(costs, link, limits=wish.planner_limits(), codecs=wish.codecs)
+
+    def _layers(self, model: Model, *, anew: bool = False) -> dict[str, LayerTime]:
+        kept = None if anew else self._kept(model, "layers")
+        if kept is not None:
+            return msgspec.convert(kept["layers"], dict[str, LayerTime])
+        samples = self._registry.samples(model, MEASURED_SAMPLES)
+        frames = [sample for sample in samples if isinstance(sample, bytes)]
+        times = self._measure.layers(self._registry.load(model), frames)
+        self._keep(model, "layers", {"layers": msgspec.to_builtins(times)})
+        return times
+
+    def _samples(self, model: Model, *, anew: bool = False) -> Samples:
+        """Measured again when samples came since."""
+        count = len(self._registry.samples(model, MEASURED_SAMPLES))
+        kept = None if anew else self._kept(model, "tensors")
+        if kept is not None and kept["samples"]["count"] == count:
+            return msgspec.convert(kept["samples"], Samples)
+        found = self._measure.samples(self._registry.load(model), self._registry.samples(model, MEASURED_SAMPLES))
+        self._keep(model, "tensors", {"samples": msgspec.to_builtins(found)})
+        return found
+
+    def _kept(self, model: Model, kind: str) -> Mapping[str, Any] | None:
+        with self._database.read() as session:
+            found = select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == kind)
+            row = session.scalars(found.where(Measurement.place == HERE)).first()
+            return row.content if row is not None else None
+
+    def _keep(self, model: Model, kind: str, content: dict[str, Any]) -> None:
+        with self._database.write() as session:
+            found = select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == kind)
+            row = session.scalars(found.where(Measurement.place == HERE)).first()
+            if row is None:
+                row = Measurement(model_id=model.id, kind=kind, place=HERE)
+                session.add(row)
+            row.content, row.taken = content, self._now()
+
+
+def device_profile(name: str) -> DeviceProfile:
+    """The shipped profile of that name: a path, which would be one on the controller's machine, is no name."""
+    if name not in list_profiles():
+        raise unknown("device profile", name, list_profiles())
+    return load_profile(name)
+
+
+def link_of(*texts: str) -> Link:
+    """The link that the first text spells that is not empty."""
+    return parse_link(next((text for text in texts if text), ASSUMED_LINK))
+
+
+def slowest(links: Sequence[Link]) -> Link:
+    """The link that a plan for several devices is asked for; its table holds rows for all the others too."""
+    return min(links, key=lambda link: (link.up_bytes_per_s, -link.rtt_s))

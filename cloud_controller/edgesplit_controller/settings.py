@@ -1,0 +1,133 @@
+"""What `edgectl up` is told: where its state lies, by which names devices reach it, which ports it takes.
+
+Port 0 means: choose one and remember it in the data folder, so that a restart is found where it was. Reading and
+writing of that memory is here too; opening the ports is `up`'s.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import random
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgesplit.durable import write_durably
+from edgesplit.errors import UsageError
+
+PORTS = ("api_port", "mqtt_port", "offload_port")
+_CHOSEN = range(15_000, 32_000)
+"""Below Linux's range for outgoing connections, so that a remembered port is not lost to one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How one controller runs."""
+
+    data: Path
+    hosts: tuple[str, ...] = ()
+    """Names and addresses by which devices reach us; the first is what they are told. Empty: this machine only."""
+    bind: str = ""
+    """Address to listen on; empty: loopback without `hosts`, every address with them."""
+    api_port: int = 8443
+    mqtt_port: int = 8883
+    offload_port: int = 8500
+    offload: bool = True
+    """Run the offload server too, as a supervised child."""
+    offload_url: str = ""
+    """What devices are told instead of our own offload server's address."""
+    model_bytes: int = 2 * 2**30
+    """Largest model file taken."""
+    stale_after_s: float = 10.0
+    """A device that said nothing for so long is not called online any more."""
+    statement_s: int = 30 * 86_400
+    """How long a director statement may install something new; it is renewed at half of that."""
+
+    @property
+    def address(self) -> str:
+        """The address to listen on."""
+        return self.bind or ("0.0.0.0" if self.hosts else "127.0.0.1")
+
+    @property
+    def host(self) -> str:
+        """The name that devices are told."""
+        return self.hosts[0] if self.hosts else "127.0.0.1"
+
+    @property
+    def own_address(self) -> str:
+        """The address at which we reach our own servers."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+
+    @property
+    def certificate_hosts(self) -> tuple[str, ...]:
+        """Every name and address that the server certificates carry, each once."""
+        always = ("localhost", "127.0.0.1", "::1", socket.gethostname())
+        return tuple(dict.fromkeys((*self.hosts, self.own_address, *always)))
+
+
+def url_host(host: str) -> str:
+    """`host` as it stands in a URL: IPv6 addresses in brackets."""
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host
+
+
+def with_ports(settings: Settings) -> Settings:
+    """`settings` with every port known: as given, else as remembered, else chosen and remembered."""
+    memory = settings.data / "ports.json"
+    remembered = _remembered(memory)
+    chosen: dict[str, Any] = {}
+    for name in PORTS:
+        if getattr(settings, name) == 0:
+            chosen[name] = remembered.get(name) or free_port(settings.address, taken=tuple(chosen.values()))
+    if any(remembered.get(name) != port for name, port in chosen.items()):
+        write_durably(memory, json.dumps({**remembered, **chosen}, indent=1).encode())
+    return replace(settings, **chosen)
+
+
+def _remembered(memory: Path) -> dict[str, int]:
+    try:
+        found = json.loads(memory.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {name: found[name] for name in PORTS if isinstance(found, dict) and isinstance(found.get(name), int)}
+
+
+def free_port(address: str, taken: Sequence[int] = ()) -> int:
+    """A port that nobody listens on now."""
+    for port in random.sample(_CHOSEN, 200):
+        if port not in taken and not listen_problem(address, port):
+            return port
+    raise UsageError(f"no free port found on {address}: {listen_problem(address, _CHOSEN[0])}")
+
+
+def listen_problem(address: str, port: int) -> str:
+    """What stops a server from listening there now; empty for nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+            probe.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} on {address} is taken by another program"
+        return f"cannot listen on {address}:{port}: {error.strerror or error}"
+    return ""
+
+
+def await_port(settings: Settings, name: str, patience_s: float) -> None:
+    """Wait for a child of a killed controller to let its port go; UsageError if it is not free after `patience_s`."""
+    port = getattr(settings, name)
+    deadline = time.monotonic() + patience_s
+    while problem := listen_problem(settings.address, port):
+        if time.monotonic() > deadline:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{problem}; choose another with {option}")
+        time.sleep(0.02)

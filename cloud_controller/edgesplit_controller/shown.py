@@ -1,0 +1,86 @@
+"""Rows of the database as the API shows them: plain values, named once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgesplit_controller.database import ClaimRow, Deployment, Desired, Device, Event, Model
+
+
+def shown_model(model: Model) -> dict[str, Any]:
+    """A model with what people ask of it."""
+    return {
+        "model": model.ref,
+        "name": model.name,
+        "version": model.version,
+        "sha256": model.sha256,
+        "optimised_sha256": model.optimised_sha256,
+        "bytes": model.bytes,
+        "input": model.input_text or None,
+        "bindings": model.bindings,
+        "created_at": model.created,
+        **model.shown,
+    }
+
+
+def shown_deployment(row: Deployment) -> dict[str, Any]:
+    """A deployment with the options it was made with."""
+    return {
+        "id": row.id,
+        "release": row.release,
+        "model": row.model,
+        "targets": row.targets,
+        "devices": row.devices,
+        "created": row.created,
+        **row.options,
+    }
+
+
+def shown_device(device: Device, state: str, desired: Sequence[Desired]) -> dict[str, Any]:
+    """A device: who it is, whether it lives, what it was told, what it said last (maybe long ago: see `state`)."""
+    birth, reported = device.birth or {}, device.reported or {}
+    return {
+        "name": device.name,
+        "state": state,
+        "device_class": device.device_class,
+        "group": device.group,
+        "labels": device.labels,
+        "link": device.link,
+        "enrolled": device.enrolled,
+        "last_seen": device.last_seen,
+        "session": device.session,
+        "emulated": bool(birth.get("emulated")),
+        "agent_version": birth.get("version"),
+        "local_url": birth.get("local_url"),
+        "counter": device.counter,
+        "acted_upon": reported.get("counter"),
+        "desired": [{"model": row.model, "release": row.release, "deployment": row.deployment} for row in desired],
+        "models": list(reported.get("models", [])),
+        "telemetry": device.telemetry,
+    }
+
+
+def shown_claim(claim: ClaimRow) -> dict[str, Any]:
+    """A device that was claimed and has not come yet."""
+    return {
+        "name": claim.device,
+        "state": "claimed",
+        "device_class": claim.device_class,
+        "group": claim.group,
+        "labels": claim.labels,
+        "link": claim.link,
+        "expires": claim.expires,
+        "emulated": False,
+        "desired": [],
+        "models": [],
+        "telemetry": None,
+        "last_seen": None,
+        "session": None,
+        "local_url": None,
+    }
+
+
+def shown_event(row: Event) -> dict[str, Any]:
+    """Who did what to what, and when."""
+    return {"id": row.id, "at": row.at, "who": row.who, "what": row.what, "subject": row.subject, "detail": row.detail}

@@ -1,0 +1,384 @@
+"""`edgectl up`: everything that makes a controller, started in order and stopped in the opposite one.
+
+All state is in one data folder and survives SIGKILL at any moment; a second start finds it again. What cannot be
+started is told in one line (UsageError).
+
+    DATA/controller.db    models, devices, releases, deployments    DATA/lock             who runs on this folder
+    DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
+    DATA/keys/            the authority and our own certificates    DATA/ca.pem           for clients of the API
+    DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
+    DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
+    DATA/offload/         root.json and releases/ for the offload server
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+import edgesplit
+from edgesplit.durable import write_durably
+from edgesplit.errors import EdgeError, UsageError
+from edgesplit.identity import Credentials
+from edgesplit.mqtt import Session
+from edgesplit_controller.api import Heavy, create_app
+from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.broker import CONTROLLER, Broker
+from edgesplit_controller.ca import Authority
+from edgesplit_controller.children import Child
+from edgesplit_controller.controller import Addresses, Controller
+from edgesplit_controller.database import Database
+from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
+from edgesplit_controller.devices import Devices
+from edgesplit_controller.director import Director
+from edgesplit_controller.planning import Planning
+from edgesplit_controller.registry import Registry
+from edgesplit_controller.releasing import Releasing
+from edgesplit_controller.repository import Repository
+from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
+
+log = logging.getLogger(__name__)
+
+LEFTOVER_S = 15.0
+"""How long the children of a killed controller may take to let go of their ports."""
+CONNECT_S = 15.0
+TEND_S = 60.0
+OFFLOAD = "offload"
+API = "api"
+
+
+def run(
+    settings: Settings, ready: Callable[[dict[str, Any]], None] | None = None, *, stop: threading.Event | None = None
+) -> None:
+    """Run a controller until SIGTERM, SIGINT or `stop`; `ready` is told its addresses once everything works."""
+    if not logging.getLogger().handlers:
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+    ending = stop or threading.Event()
+    with ExitStack() as stack:
+        stack.enter_context(_stopped_by_signals(ending))
+        killed = stack.enter_context(_locked(settings.data))
+        addresses = _start(_with_free_ports(settings, LEFTOVER_S if killed else 0.0), stack, ending)
+        if ready is not None:
+            ready(addresses)
+        ending.wait()
+        log.info("stopping")
+
+
+def offload_arguments(data: Path, *, port: int | None = None, bind: str | None = None) -> list[str]:
+    """The command line of an offload server for this data folder, whether `up` runs it or an operator does."""
+    running = _addresses(data)
+    chosen_port, chosen_bind = port or running.get("offload_port"), bind or running.get("bind") or "127.0.0.1"
+    if not (data / OFFLOAD / "root.json").is_file():
+        raise UsageError(f"{data} is no controller's data folder: run `edgectl --data {data} up` first")
+    if not chosen_port:
+        raise UsageError(f"no controller runs on {data} that would say which port: give one with --port")
+    credentials = _server_files(data, OFFLOAD)
+    words = {
+        "--releases": data / OFFLOAD / "releases",
+        "--root": data / OFFLOAD / "root.json",
+        "--cert": credentials.certificate_file,
+        "--key": credentials.key_file,
+        "--ca": credentials.ca_file,
+        "--host": chosen_bind,
+        "--port": chosen_port,
+    }
+    return [str(word) for pair in words.items() for word in pair]
+
+
+def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dict[str, Any]:
+    """Start every part; `stack` stops them."""
+    data = settings.data
+    authority = Authority(data / "keys")
+    names = settings.certificate_hosts
+    credentials = {name: authority.issue_server(name, names) for name in (API, "broker", OFFLOAD)}
+    write_durably(data / "ca.pem", authority.ca_pem.encode())
+    repository = Repository(data / "tuf")
+    if not (data / OFFLOAD / "root.json").is_file():
+        write_durably(data / OFFLOAD / "root.json", repository.root_bytes)
+    (data / OFFLOAD / "releases").mkdir(exist_ok=True)
+
+    controller, delivery = _assemble(settings, authority, repository, stack)
+    _broker(settings, credentials["broker"], stack)
+    _mqtt(settings, authority, delivery, stack)
+    if settings.offload:
+        _offload(settings, stack)
+    _api(settings, controller, credentials[API], stack, ending)
+    _tended(repository, controller.director, delivery, stack, ending)
+    addresses = _as_told(settings)
+    write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
+    stack.callback((data / "controller.json").unlink, missing_ok=True)
+    return addresses
+
+
+def _assemble(
+    settings: Settings, authority: Authority, repository: Repository, stack: ExitStack
+) -> tuple[Controller, Delivery]:
+    """The parts that keep and decide, with nothing started yet."""
+    data, now = settings.data, time.time
+    database = Database(f"sqlite:///{data / 'controller.db'}")
+    stack.callback(database.close)
+    blobs = BlobStore(data / "blobs")
+    blobs.clear_incoming()
+    registry = Registry(database, blobs, now=now)
+    planning = Planning(database, registry, now=now)
+    releasing = Releasing(
+        database, blobs, registry, planning, repository, offload_releases=data / OFFLOAD / "releases", now=now
+    )
+    devices = Devices(database, stale_after_s=settings.stale_after_s, now=now)
+    director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now)
+    delivery = Delivery(
+        Sources(
+            metadata=repository.read,
+            chunk=blobs.get,
+            release_chunks=releasing.chunks_of,
+            hear=devices.hear,
+            statements=director.statements,
+        )
+    )
+    controller = Controller(
+        database=database,
+        blobs=blobs,
+        registry=registry,
+        planning=planning,
+        releasing=releasing,
+        devices=devices,
+        director=director,
+        authority=authority,
+        tell=delivery,
+        addresses=Addresses(_api_url(settings), settings.host, settings.mqtt_port, _offload_url(settings)),
+        tuf_root=(data / OFFLOAD / "root.json").read_text(),
+    )
+    return controller, delivery
+
+
+def _broker(settings: Settings, credentials: Credentials, stack: ExitStack) -> None:
+    broker = Broker(settings.data / "broker", credentials, settings.mqtt_port, host=settings.address)
+    stack.callback(broker.stop)
+    broker.start()
+
+
+def _mqtt(settings: Settings, authority: Authority, delivery: Delivery, stack: ExitStack) -> None:
+    """Our own session, and the workers behind it."""
+    session = Session(
+        settings.own_address,
+        settings.mqtt_port,
+        CONTROLLER,
+        authority.issue_client(CONTROLLER).client_context(),
+        on_message=delivery.on_message,
+        on_connect=delivery.on_connect,
+    )
+    session.subscribe(SUBSCRIPTIONS, qos=1)
+    delivery.start(session)
+    stack.callback(delivery.stop)
+    session.start()
+    stack.callback(session.stop)
+    if not session.wait_connected(CONNECT_S):
+        raise UsageError(f"our own broker does not let us in: {session.problem}")
+
+
+def _offload(settings: Settings, stack: ExitStack) -> None:
+    arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
+    child = Child(
+        "offload server",
+        [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent"],
+        announces="listening on",
+        log_file=settings.data / OFFLOAD / "offload.log",
+        pid_file=settings.data / OFFLOAD / "pid",
+    )
+    stack.callback(child.stop)
+    child.start()
+
+
+def _api(
+    settings: Settings, controller: Controller, credentials: Credentials, stack: ExitStack, ending: threading.Event
+) -> None:
+    """The HTTPS server in a thread of its own; its end is ours."""
+    token = _operator_token(settings.data / "operator.token")
+    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy())
+    config = uvicorn.Config(
+        app,
+        ssl_certfile=credentials.certificate_file,
+        ssl_keyfile=credentials.key_file,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=3,
+    )
+    config.load()
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    server = uvicorn.Server(config)
+    listener = _listener(settings.address, settings.api_port)
+    stack.callback(listener.close)
+
+    def serve() -> None:
+        try:
+            server.run(sockets=[listener])
+        finally:
+            ending.set()
+
+    thread = threading.Thread(target=serve, name="api", daemon=True)
+
+    def end() -> None:
+        server.should_exit = True
+        thread.join(10)
+
+    stack.callback(end)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise UsageError(f"the API does not start on {settings.address}:{settings.api_port}; its log says more")
+        time.sleep(0.005)
+
+
+def _tended(
+    repository: Repository, director: Director, delivery: Delivery, stack: ExitStack, ending: threading.Event
+) -> None:
+    """Sign anew what grows old, now and then."""
+
+    def tend() -> None:
+        while True:
+            try:
+                repository.refresh_timestamp()
+                if renewed := director.renew():
+                    delivery.tell(renewed)
+            except EdgeError as error:
+                log.error("could not renew what grows old: %s", error)
+            except Exception:
+                log.exception("could not renew what grows old")
+            if ending.wait(TEND_S):
+                return
+
+    thread = threading.Thread(target=tend, name="tend", daemon=True)
+    thread.start()
+    stack.callback(thread.join, 10)
+    stack.callback(ending.set)
+
+
+def _with_free_ports(settings: Settings, patience_s: float) -> Settings:
+    """Every port known and free. The broker's own is its business: it ends a leftover of its own first."""
+    known = with_ports(settings)
+    await_port(known, "api_port", patience_s)
+    if known.offload:
+        await_port(known, "offload_port", patience_s)
+    return known
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"cannot listen on {address}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _api_url(settings: Settings) -> str:
+    return f"https://{url_host(settings.host)}:{settings.api_port}"
+
+
+def _offload_url(settings: Settings) -> str:
+    return settings.offload_url or f"https://{url_host(settings.host)}:{settings.offload_port}"
+
+
+def _as_told(settings: Settings) -> dict[str, Any]:
+    """What `controller.json` says."""
+    return {
+        "api_url": _api_url(settings),
+        "mqtt_host": settings.host,
+        "mqtt_port": settings.mqtt_port,
+        "offload_url": _offload_url(settings),
+        "offload_port": settings.offload_port,
+        "bind": settings.address,
+        "pid": os.getpid(),
+        "version": edgesplit.__version__,
+    }
+
+
+def _addresses(data: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((data / "controller.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _server_files(data: Path, name: str) -> Credentials:
+    keys = data / "keys"
+    return Credentials(keys / f"{name}.key", keys / f"{name}.pem", keys / "ca.pem")
+
+
+def _operator_token(path: Path) -> str:
+    """The token in the file, made there if there is none."""
+    try:
+        token = path.read_text().strip()
+    except FileNotFoundError:
+        token = ""
+    if not token:
+        token = secrets.token_urlsafe(32)
+        write_durably(path, f"{token}\n".encode(), mode=0o600)
+    return token
+
+
+@contextmanager
+def _locked(data: Path) -> Iterator[bool]:
+    """One controller per data folder; the lock goes with the process, however it ends. Was the last one killed?"""
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write in {data}: {error.strerror}; choose another folder with --data") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = _owner(descriptor)
+            raise UsageError(f"a controller runs on {data} already (process {owner or 'unknown'})") from error
+        killed = bool(_owner(descriptor))
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield killed
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _owner(descriptor: int) -> str:
+    """The process that the lock file names; empty after a clean end."""
+    return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+
+
+@contextmanager
+def _stopped_by_signals(ending: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set `ending`, where we are the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: ending.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,85 @@
+"""Content codings of a request's body, undone within bounds: a small body never becomes a large surprise.
+
+zstd is ours; gzip and deflate are what Triton's clients send. The bound is that of an uncoded body.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+
+import zstandard
+
+from edgesplit.errors import EdgeError, MalformedMessage
+from edgesplit.limits import LIMITS
+
+Body = bytes | bytearray | memoryview
+_PIECE = 1 << 20
+_ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
+
+
+class UnknownCoding(EdgeError):
+    """This content coding is not spoken here (HTTP 415)."""
+
+
+def decoded(body: Body, coding: str) -> Body:
+    """The body as it was before `coding` (a Content-Encoding; empty for none). MalformedMessage if it is not whole."""
+    decode = CODINGS.get(coding.strip().lower() or "identity")
+    if decode is None:
+        raise UnknownCoding(f"content coding {coding[:80]!r} is not spoken here; these are: {', '.join(CODINGS)}")
+    return decode(body)
+
+
+def _inflate(body: Body) -> Body:
+    """zlib or gzip, one member."""
+    inflater = zlib.decompressobj(_ZLIB_OR_GZIP)
+    try:
+        plain = inflater.decompress(body, LIMITS.http_body_bytes + 1)
+    except zlib.error as error:
+        raise MalformedMessage(f"compressed body: {error}") from error
+    if len(plain) > LIMITS.http_body_bytes:
+        raise _too_large()
+    if not inflater.eof or inflater.unused_data:
+        raise MalformedMessage("compressed body: cut short, or followed by something")
+    return plain
+
+
+def _unzstd(body: Body) -> Body:
+    """One zstd frame; where it tells its size, that much memory is taken once, never more."""
+    decompressor = zstandard.ZstdDecompressor()
+    try:
+        size = zstandard.frame_content_size(body)
+        if size > LIMITS.http_body_bytes:
+            raise _too_large()
+        if size >= 0:
+            plain = decompressor.decompress(body, max_output_size=size, allow_extra_data=False)
+            if len(plain) != size:
+                raise MalformedMessage("compressed body: not of the size it tells")
+            return plain
+        return _unzstd_in_pieces(decompressor, body)
+    except zstandard.ZstdError as error:
+        raise MalformedMessage(f"compressed body: {error}") from error
+
+
+def _unzstd_in_pieces(decompressor: zstandard.ZstdDecompressor, body: Body) -> Body:
+    """A frame of unknown size."""
+    plain = bytearray()
+    with decompressor.stream_reader(body) as reader:
+        while piece := reader.read(_PIECE):
+            plain += piece
+            if len(plain) > LIMITS.http_body_bytes:
+                raise _too_large()
+    return plain
+
+
+def _too_large() -> MalformedMessage:
+    return MalformedMessage(f"compressed body: more than {LIMITS.http_body_bytes} bytes inside")
+
+
+CODINGS: Mapping[str, Callable[[Body], Body]] = {
+    "identity": lambda body: body,
+    "zstd": _unzstd,
+    "gzip": _inflate,
+    "deflate": _inflate,
+}
+"""What undoes each coding."""

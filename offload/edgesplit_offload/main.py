@@ -1,0 +1,101 @@
+"""`python -m edgesplit_offload.main`: the offload server as a process. SIGTERM and SIGINT let running requests finish.
+
+Prints one line once it listens. Without --cert, --key and --ca there is no TLS, and then only loopback is listened on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import ssl
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgesplit.errors import EdgeError, UsageError
+from edgesplit_offload.server import OffloadServer
+
+DEFAULT_PORT = 8500
+_PR_SET_PDEATHSIG = 1
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; its exit code."""
+    options = _parser().parse_args(argv)
+    logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        serve(options)
+    except EdgeError as error:
+        print(f"offload: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve until told to stop. Raises EdgeError where it cannot begin."""
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    if options.die_with_parent:
+        die_with_parent()
+    server = OffloadServer(
+        options.releases, _read(options.root), host=options.host, port=options.port, tls=_tls(options)
+    )
+    server.start()
+    print(f"offload: listening on {server.url}", flush=True)
+    ending.wait()
+    server.stop(options.drain)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the process that started this one ends."""
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0 or os.getppid() != parent:
+        raise UsageError("cannot die with the parent: it has gone already, or this is not Linux")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="edgesplit-offload", description="Finishes inferences for devices.")
+    add = parser.add_argument
+    add("--releases", type=Path, required=True, help="folder of releases, one per digest")
+    add("--root", type=Path, required=True, help="the TUF root that releases must lead back to")
+    add("--cert", type=Path, help="this server's certificate (PEM); with --key and --ca")
+    add("--key", type=Path, help="its private key (PEM)")
+    add("--ca", type=Path, help="the authority that devices' certificates must come from (PEM)")
+    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
+    add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
+    add("--log", default="info", choices=["debug", "info", "warning", "error"], help="level (default %(default)s)")
+    add("--die-with-parent", action="store_true", help="stop when the process that started this one ends")
+    return parser
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    """Mutual TLS, or none on loopback."""
+    files = (options.cert, options.key, options.ca)
+    if not any(files):
+        if options.host not in _LOOPBACK:
+            raise UsageError(f"listening on {options.host} needs --cert, --key and --ca: only loopback goes without")
+        return None
+    if not all(files):
+        raise UsageError("--cert, --key and --ca go together")
+    from edgesplit.identity import Credentials
+
+    return Credentials(key_file=options.key, certificate_file=options.cert, ca_file=options.ca).server_context()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

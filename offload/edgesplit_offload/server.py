@@ -1,0 +1,164 @@
+"""The offload server: the Open Inference Protocol over HTTP for the far halves of releases.
+
+Promises: a request names its release, so halves of different releases never meet; tensors are checked against the
+manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 with Retry-After; work for a
+client that has gone is skipped. Each response tells the seconds spent in here (`edgesplit-seconds`) and how much
+waiting stretches a run (`edgesplit-load`, at least 1). Leaves to others: batching, eviction by memory, several
+processes. tests/conformance runs Triton's own client against it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, perf_counter
+
+from edgesplit import oip
+from edgesplit.errors import EdgeError, NotFound
+from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
+from edgesplit.runtime import Runtime, Tensor, execute
+from edgesplit_offload.bodies import CODINGS, UnknownCoding, decoded
+from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
+from edgesplit_offload.turns import Turns
+
+SECONDS_HEADER = "edgesplit-seconds"
+LOAD_HEADER = "edgesplit-load"
+_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<verb>/ready|/config|/infer)?")
+
+
+def releases_in(folder: Path, bootstrap_root: bytes) -> Opener:
+    """Opens releases under `folder`, believing what leads from `bootstrap_root` to them."""
+
+    def open_(digest: str) -> OpenRelease:
+        from edgesplit.releases import open_release
+
+        if not (folder / digest).is_dir():
+            raise NotFound(f"release {digest[:12]} is not here")
+        return open_release(folder, digest, bootstrap_root)
+
+    return open_
+
+
+class OffloadServer:
+    """Serves the far halves of the releases in a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap_root: bytes,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        open_release: Opener | None = None,
+        runtime: Runtime | None = None,
+        at_once: int | None = None,
+        waiting: int | None = None,
+    ) -> None:
+        runs = at_once or os.cpu_count() or 1
+        self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or _default_runtime())
+        self._turns = Turns(runs, 8 * runs if waiting is None else waiting)
+        self._server = Server(self._answer, host=host, port=port, tls=tls)
+        self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
+            "/v2": ("GET", lambda _: json_response(200, oip.server_metadata())),
+            "/v2/health/live": ("GET", lambda _: Response()),
+            "/v2/health/ready": ("GET", lambda _: Response(503 if self._server.is_stopping else 200)),
+            "/v2/repository/index": ("POST", self._index),
+            "/v2/edgesplit/probe": ("POST", lambda _: Response()),
+        }
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._server.port
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return self._server.url
+
+    def start(self) -> None:
+        """Listen; UsageError where the address cannot be had."""
+        self._server.start()
+
+    def stop(self, drain_s: float = 5.0) -> None:
+        """Accept no more, finish what runs, close."""
+        self._server.stop(drain_s)
+
+    def _answer(self, request: Request) -> Response:
+        """The response, with what it took in here and how loaded that is."""
+        began = perf_counter()
+        try:
+            response = self._route(request)
+        except UnknownCoding as error:
+            response = error_response(415, str(error), {"accept-encoding": ", ".join(CODINGS)})
+        except EdgeError as error:
+            response = response_to(error)
+        told = {SECONDS_HEADER: f"{perf_counter() - began:.6f}", LOAD_HEADER: f"{max(1.0, self._turns.load):.3f}"}
+        return dataclasses.replace(response, headers={**response.headers, **told})
+
+    def _route(self, request: Request) -> Response:
+        path = request.path.rstrip("/")
+        if path in self._fixed:
+            method, handle = self._fixed[path]
+            return handle(request) if request.method == method else _not_allowed(method)
+        found = _MODEL.fullmatch(path)
+        if found is None:
+            raise NotFound(f"nothing is at {request.path[:200]}")
+        verb, method = found["verb"], "POST" if found["verb"] == "/infer" else "GET"
+        if request.method != method:
+            return _not_allowed(method)
+        if found["version"] not in (None, VERSION):
+            raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
+        return self._of_model(request, self._shelf.model(found["model"]), verb)
+
+    def _of_model(self, request: Request, model: RemoteModel, verb: str | None) -> Response:
+        if verb == "/infer":
+            return self._infer(request, model)
+        if verb == "/ready":
+            model.programs()
+            return Response()
+        if verb == "/config":
+            return json_response(200, oip.model_config(model.name, model.inputs, model.outputs))
+        return json_response(200, oip.model_metadata(model.name, [VERSION], model.inputs, model.outputs))
+
+    def _infer(self, request: Request, model: RemoteModel) -> Response:
+        arrived = monotonic()
+        body = decoded(request.body, request.headers.get("content-encoding", ""))
+        asked = oip.decode_request(body, oip.header_length(request.headers))
+        oip.check_tensors(asked.inputs, model.inputs)
+        oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
+        patience_s = oip.timeout_s(asked.parameters)
+        deadline = None if patience_s is None else arrived + patience_s
+        with self._turns.take(deadline, request.closed):
+            outputs = _run(model, asked)
+        answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
+        buffers, length = oip.encode_response(answer, asked.binary_outputs)
+        if length is None:
+            return Response(200, {"content-type": "application/json"}, buffers)
+        return Response(200, {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length)}, buffers)
+
+    def _index(self, _: Request) -> Response:
+        """Triton's model repository index: the models that can be run now."""
+        entries = [{"name": name, "version": VERSION, "state": "READY"} for name in self._shelf.model_names()]
+        return json_response(200, entries)
+
+
+def _run(model: RemoteModel, asked: oip.InferRequest) -> dict[str, Tensor]:
+    """The outputs asked for, by the row's far slices."""
+    live = execute(model.programs(), model.row.remote, asked.inputs)
+    return oip.pick_outputs({name: live[name] for name in model.row.receives}, asked.outputs)
+
+
+def _not_allowed(method: str) -> Response:
+    return error_response(405, f"use {method} here", {"allow": method})
+
+
+def _default_runtime() -> Runtime:
+    from edgesplit.runtime.onnx import OnnxRuntime
+
+    return OnnxRuntime(threads=1)

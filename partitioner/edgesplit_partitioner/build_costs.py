@@ -1,0 +1,105 @@
+"""A model's costs on one device class and this machine's cloud: what was measured and what was predicted, as one table.
+
+Pure: the measuring is measure.py's, the predicting predict.py's, the planning planner.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgesplit.errors import UsageError
+from edgesplit.inputs import FRAME
+from edgesplit.profiles import DeviceProfile
+from edgesplit_partitioner.costs import CodecCost, Costs, LayerCost, TensorCost, check_costs
+from edgesplit_partitioner.graph import Layer, LayerGraph
+from edgesplit_partitioner.predict import predict_joules, predict_layers
+
+DEVICE = "device"
+CLOUD = "cloud"
+
+
+def build_costs(
+    model_name: str,
+    graph: LayerGraph,
+    *,
+    profile: DeviceProfile,
+    cloud_s: Mapping[str, float],
+    tensors: Mapping[str, TensorCost],
+    frame_bytes: int = 0,
+    device_s: Mapping[str, float] | None = None,
+    basis: Mapping[str, str] | None = None,
+) -> Costs:
+    """Costs on the tiers `device` and `cloud`.
+
+    `cloud_s`: measured seconds by layer. `tensors`: from `measure_samples`; one left out travels raw at its declared
+    size. `device_s`: measured on such a device; predicted from the profile where it is not given. `basis`: overrides
+    what the costs say of where each tier's seconds come from.
+    """
+    missing = [layer.name for layer in graph.layers if layer.name not in cloud_s]
+    if missing:
+        raise UsageError(f"no cloud seconds for {len(missing)} layers, {missing[0]!r} among them: measure them first")
+    on_device_s = {**predict_layers(graph, profile), **(device_s or {})}
+    joules = predict_joules(on_device_s, profile)
+    sized = {name: _tensor_cost(graph, name, tensors, frame_bytes, profile) for name in graph.tensors}
+    layers = tuple(
+        LayerCost(
+            name=layer.name,
+            reads=layer.reads,
+            writes={name: sized[name] for name in layer.writes},
+            seconds={DEVICE: on_device_s[layer.name], CLOUD: cloud_s[layer.name]},
+            joules={DEVICE: joules[layer.name]},
+            weight_bytes=layer.weight_bytes,
+            operator=main_operator(layer),
+        )
+        for layer in graph.layers
+    )
+    costs = Costs(
+        model=model_name,
+        tiers=(DEVICE, CLOUD),
+        inputs={name: sized[name] for name in graph.inputs},
+        outputs=graph.outputs,
+        layers=layers,
+        idle_watts={DEVICE: profile.idle_watts.value},
+        raw_inputs=tuple(sorted(graph.raw)),
+        device_class=profile.name,
+        basis=_basis(profile, device_s is not None) | dict(basis or {}),
+    )
+    check_costs(costs)
+    return costs
+
+
+def main_operator(layer: Layer) -> str:
+    """Class of the operator with the most to compute, or to move where nothing is computed."""
+    main = max(layer.work, key=lambda work: (work.flops, work.bytes_moved), default=None)
+    return main.operator if main else ""
+
+
+def _basis(profile: DeviceProfile, measured: bool) -> dict[str, str]:
+    device = f"measured: on a {profile.name}" if measured else f"predicted: device profile {profile.name}"
+    return {DEVICE: device, CLOUD: "measured: on this machine"}
+
+
+def _tensor_cost(
+    graph: LayerGraph, name: str, tensors: Mapping[str, TensorCost], frame_bytes: int, profile: DeviceProfile
+) -> TensorCost:
+    """The tensor's sizes, with the device's codec seconds scaled from this machine's."""
+    measured = tensors.get(name)
+    if measured is None:
+        return TensorCost(bytes=frame_bytes if name == FRAME and frame_bytes else graph.tensors[name].bytes)
+    slower = profile.zstd_slowdown.value
+    codecs = {
+        codec: CodecCost(
+            bytes=cost.bytes,
+            encode_s=_with_device(cost.encode_s, slower),
+            decode_s=_with_device(cost.decode_s, slower),
+            loss=cost.loss,
+        )
+        for codec, cost in measured.codecs.items()
+    }
+    return TensorCost(bytes=frame_bytes if name == FRAME and frame_bytes else measured.bytes, codecs=codecs)
+
+
+def _with_device(seconds: Mapping[str, float], slower: float) -> dict[str, float]:
+    """The device's own seconds where they were measured, else this machine's times the profile's factor."""
+    scaled = {DEVICE: seconds[CLOUD] * slower} if CLOUD in seconds else {}
+    return {**scaled, **seconds}

@@ -1,0 +1,72 @@
+"""Bytes of slices as chunks that stay the same when something else changes.
+
+A weight's chunk depends on that weight and its layer alone: every tensor is padded to a multiple of 64 bytes, small
+ones are grouped with their neighbours in the same layer, weights that several layers use stand alone. So a new table
+of cuts for the same model, or new weights in one layer, leaves every other chunk's name as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgesplit.limits import LIMITS
+from edgesplit.release import Chunk, SliceFile
+
+ALIGNMENT = 64
+GROUP_BYTES = 65_536
+"""Small tensors of one layer share a chunk up to this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A weight tensor's bytes, and the layer it is grouped with; an empty owner: with none."""
+
+    owner: str
+    data: bytes
+
+
+def padded(data: bytes) -> bytes:
+    """`data` with zeros up to the next multiple of the alignment."""
+    return data + bytes(-len(data) % ALIGNMENT)
+
+
+def weight_runs(pieces: Iterable[Piece]) -> list[bytes]:
+    """The chunks of a weights file, in order; joined they are the file."""
+    runs: list[bytes] = []
+    group: list[bytes] = []
+    owner = ""
+
+    def flush() -> None:
+        if group:
+            runs.append(b"".join(group))
+            group.clear()
+
+    for piece in pieces:
+        data = padded(piece.data)
+        fits = piece.owner and piece.owner == owner and sum(map(len, group)) + len(data) <= GROUP_BYTES
+        if not fits:
+            flush()
+        owner = piece.owner
+        if len(data) > GROUP_BYTES:
+            runs.extend(plain_runs(data))
+        elif data:
+            group.append(data)
+    flush()
+    return runs
+
+
+def plain_runs(data: bytes) -> list[bytes]:
+    """`data` in chunks of the largest size."""
+    return [data[start : start + LIMITS.chunk_bytes] for start in range(0, len(data), LIMITS.chunk_bytes)]
+
+
+def slice_file(name: Literal["graph.onnx", "weights.bin"], runs: Sequence[bytes]) -> SliceFile:
+    """The manifest's entry for a file that consists of `runs`."""
+    whole = hashlib.sha256()
+    for run in runs:
+        whole.update(run)
+    listed = tuple(Chunk(hashlib.sha256(run).hexdigest(), len(run)) for run in runs)
+    return SliceFile(name, sum(map(len, runs)), whole.hexdigest(), listed)

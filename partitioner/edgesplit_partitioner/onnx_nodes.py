@@ -1,0 +1,180 @@
+"""What an ONNX node reads, writes and holds, subgraphs included: plain questions to the protobuf, no decisions.
+
+Everything is keyed on names, never on `id(node)`: protobuf wrappers are temporary.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from edgesplit.errors import ModelRefused
+
+DATATYPES: Mapping[int, str] = {
+    onnx.TensorProto.BOOL: "BOOL",
+    onnx.TensorProto.UINT8: "UINT8",
+    onnx.TensorProto.UINT16: "UINT16",
+    onnx.TensorProto.UINT32: "UINT32",
+    onnx.TensorProto.UINT64: "UINT64",
+    onnx.TensorProto.INT8: "INT8",
+    onnx.TensorProto.INT16: "INT16",
+    onnx.TensorProto.INT32: "INT32",
+    onnx.TensorProto.INT64: "INT64",
+    onnx.TensorProto.FLOAT16: "FP16",
+    onnx.TensorProto.FLOAT: "FP32",
+    onnx.TensorProto.DOUBLE: "FP64",
+}
+"""Open Inference Protocol names of the types that may live between layers."""
+
+ITEM_BYTES = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "FP32": 4,
+    "FP64": 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known of one tensor of a model."""
+
+    datatype: str
+    """Of the Open Inference Protocol; empty for what cannot leave a layer (sequences, strings, 8-bit floats)."""
+    shape: tuple[int, ...]
+    """-1 is a length that depends on the data."""
+    seen: tuple[int, ...]
+    """The same with lengths from a trial run in place of -1: for sizes and prices."""
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element; 1 where that is unknown."""
+        return ITEM_BYTES.get(self.datatype, 1)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensor as it was seen."""
+        count = 1
+        for length in self.seen:
+            count *= length
+        return count * self.item_bytes
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs inside a node's attributes (If, Loop, Scan), not deeper."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """This graph and every graph inside it."""
+    pending = [graph]
+    while pending:
+        one = pending.pop()
+        yield one
+        pending.extend(inner for node in one.node for inner in subgraphs(node))
+
+
+def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Dense initializers of this graph by name."""
+    return {one.name: one for one in graph.initializer}
+
+
+def constant_names(graph: onnx.GraphProto) -> set[str]:
+    """Names of all initializers of this graph, sparse ones too."""
+    return {one.name for one in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """Names the node needs, each once: its inputs, and what its subgraphs capture from outside."""
+    captured = (name for graph in subgraphs(node) for name in _captured(graph))
+    return _unique(name for name in (*node.input, *captured) if name)
+
+
+def writes(node: onnx.NodeProto) -> list[str]:
+    """Names the node gives."""
+    return [name for name in node.output if name]
+
+
+def _captured(graph: onnx.GraphProto) -> list[str]:
+    """Names that this subgraph uses and does not define."""
+    own = {one.name for one in graph.input} | constant_names(graph)
+    own |= {name for node in graph.node for name in node.output}
+    used = [name for node in graph.node for name in reads(node)] + [one.name for one in graph.output]
+    return [name for name in used if name not in own]
+
+
+def inner_weight_bytes(node: onnx.NodeProto) -> int:
+    """Bytes of the initializers inside the node's subgraphs."""
+    inside = (inner for graph in subgraphs(node) for inner in all_graphs(graph))
+    return sum(tensor_bytes(tensor) for graph in inside for tensor in graph.initializer)
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Size of a stored tensor."""
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    count = 1
+    for length in tensor.dims:
+        count *= length
+    return count * ITEM_BYTES.get(DATATYPES.get(tensor.data_type, ""), 1)
+
+
+def stored_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor stored in the graph: initializers, sparse ones, attributes; subgraphs included."""
+    for one in all_graphs(graph):
+        yield from one.initializer
+        for sparse in one.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in one.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+
+
+def topological(needs: Mapping[int, set[int]]) -> list[int]:
+    """The keys in an order in which each comes after what it needs, smaller ones first where there is a choice."""
+    readers: dict[int, list[int]] = {one: [] for one in needs}
+    for one, before in needs.items():
+        for other in before:
+            readers[other].append(one)
+    waiting = {one: len(before) for one, before in needs.items()}
+    ready = [one for one, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        one = heapq.heappop(ready)
+        order.append(one)
+        for reader in readers[one]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) != len(needs):
+        raise ModelRefused("the model's operators depend on each other in a circle")
+    return order
+
+
+def domains(graph: onnx.GraphProto) -> set[str]:
+    """Operator domains in use, subgraphs included."""
+    return {_domain(node.domain) for one in all_graphs(graph) for node in one.node}
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

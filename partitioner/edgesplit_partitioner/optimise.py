@@ -1,0 +1,261 @@
+"""onnxruntime meets a stranger's model in a child process: a crash, a hang, a memory hog is an answer, not our end.
+
+`optimise` (the parent's side) gives back the BASIC-optimised model, tidied, with the type of every tensor. The child
+is `python -m edgesplit_partitioner.optimise TASK FOLDER MEMORY`: it reads and writes files in that folder, no others.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+
+from edgesplit.errors import ModelRefused
+from edgesplit_partitioner import onnx_nodes, tidy
+from edgesplit_partitioner.onnx_nodes import TensorType
+
+CHILD = (sys.executable, "-m", "edgesplit_partitioner.optimise")
+TIMEOUT_S = 300.0
+MEMORY_BYTES = 16 * 2**30
+"""Address space of the child, beyond eight times the model: folding a constant may ask for anything."""
+
+GIVEN, OPTIMISED, ANSWER = "given.onnx", "optimised.onnx", "answer.json"
+FILLS = ("zeros", "ones")
+"""Trial inputs: some models reject zeros, and what differs between the two depends on the data."""
+
+DATA_DEPENDENT = frozenset(
+    {"NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan", "SequenceMap", "Range", "Multinomial"}
+)
+"""Operators after which a length that is not known beforehand may change from input to input."""
+
+ORT_DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float": "FP32",
+    "double": "FP64",
+}
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A tensor as onnxruntime declares it, lengths -1 where it cannot tell; shape None: not even how many there are."""
+
+    datatype: str
+    shape: tuple[int, ...] | None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the child found."""
+
+    refused: str = ""
+    declared: dict[str, Seen] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    """Of a trial run."""
+
+
+def optimise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, TensorType]]:
+    """The optimised model and the type of each of its tensors, weights left out; ModelRefused where it is none."""
+    with tempfile.TemporaryDirectory(prefix="edgesplit-") as name:
+        folder = Path(name)
+        (folder / GIVEN).write_bytes(model.SerializeToString())
+        declared = _ask("optimise", folder, model.ByteSize()).declared
+        optimised = onnx.load_model(str(folder / OPTIMISED))
+        unsure = any(seen.datatype and (seen.shape is None or -1 in seen.shape) for seen in declared.values())
+        trials = _trials(folder, model.ByteSize()) if unsure else []
+    return optimised, settle(optimised.graph, declared, trials)
+
+
+def _trials(folder: Path, size: int) -> list[Mapping[str, tuple[int, ...]]]:
+    """Every tensor's shape in each trial run that came through; ModelRefused where none did."""
+    trials: list[Mapping[str, tuple[int, ...]]] = []
+    refusals: list[str] = []
+    for fill in FILLS:
+        try:
+            trials.append(_ask(fill, folder, size).shapes)
+        except ModelRefused as refusal:
+            refusals.append(str(refusal))
+    if not trials:
+        raise ModelRefused(f"the shapes inside the model cannot be found: {refusals[0]}")
+    return trials
+
+
+def settle(
+    graph: onnx.GraphProto, declared: Mapping[str, Seen], trials: list[Mapping[str, tuple[int, ...]]]
+) -> dict[str, TensorType]:
+    """Declared shapes, completed from trial runs; a length stays -1 where the data may change it."""
+    moving = _depends_on_data(graph)
+    return {name: _settle_one(name, seen, trials, name in moving) for name, seen in declared.items()}
+
+
+def _settle_one(name: str, seen: Seen, trials: list[Mapping[str, tuple[int, ...]]], moving: bool) -> TensorType:
+    runs = [trial[name] for trial in trials if name in trial]
+    if not seen.datatype or (seen.shape is not None and -1 not in seen.shape):
+        shape = seen.shape or ()
+        return TensorType(seen.datatype, shape, tuple(max(length, 0) for length in shape))
+    if not runs or len({len(run) for run in runs}) > 1:
+        raise ModelRefused(f"the shape of the tensor {name[:80]!r} cannot be found, not even by running the model")
+    largest = tuple(max(lengths) for lengths in zip(*runs, strict=True))
+    known = seen.shape if seen.shape is not None else (-1,) * len(largest)
+    same = [len(set(lengths)) == 1 and not moving for lengths in zip(*runs, strict=True)]
+    shape = tuple(
+        given if given >= 0 else (length if stays else -1)
+        for given, length, stays in zip(known, largest, same, strict=True)
+    )
+    return TensorType(seen.datatype, shape, largest)
+
+
+def _depends_on_data(graph: onnx.GraphProto) -> set[str]:
+    """Tensors that have an operator of `DATA_DEPENDENT` somewhere before them."""
+    moving: set[str] = set()
+    for node in graph.node:
+        if node.op_type in DATA_DEPENDENT or any(name in moving for name in onnx_nodes.reads(node)):
+            moving.update(onnx_nodes.writes(node))
+    return moving
+
+
+def _ask(task: str, folder: Path, size: int) -> Answer:
+    """Run the child; ModelRefused when it refuses, dies or hangs."""
+    command = [*CHILD, task, str(folder), str(MEMORY_BYTES + 8 * size)]
+    (folder / ANSWER).unlink(missing_ok=True)
+    try:
+        child = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise ModelRefused(f"onnxruntime was not done with the model after {TIMEOUT_S:.0f} s") from error
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        raise ModelRefused(f"onnxruntime {onnxruntime.__version__} crashed on this model ({name})")
+    if child.returncode or not (folder / ANSWER).exists():
+        last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no word why"]
+        raise ModelRefused(f"onnxruntime could not look at the model: {last[0][:200]}")
+    answer = msgspec.json.decode((folder / ANSWER).read_bytes(), type=Answer)
+    if answer.refused:
+        raise ModelRefused(answer.refused)
+    return answer
+
+
+# The child's side.
+
+
+def main(arguments: list[str]) -> None:
+    """Do one task in one folder and write the answer there."""
+    task, folder, memory = arguments[0], Path(arguments[1]), int(arguments[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        answer = _optimise(folder) if task == "optimise" else _try_run(folder, task)
+    except MemoryError:
+        answer = Answer(refused=f"the model needs more than {memory / 2**30:.0f} GiB of memory")
+    except Exception as error:  # onnxruntime's exceptions share no base class of their own
+        answer = Answer(refused=why_refused(str(error)))
+    (folder / ANSWER).write_bytes(msgspec.json.encode(answer))
+
+
+def why_refused(text: str) -> str:
+    """onnxruntime's message as a sentence about the model."""
+    unknown = re.search(r"No Op registered for (\S+) with domain_version of (\d+)", text)
+    if unknown:
+        operator = f"{unknown[1]!r} (operator set {unknown[2]})"
+        return f"unknown operator {operator}: onnxruntime {onnxruntime.__version__} does not have it"
+    foreign = re.search(r"(\S+)\(-?\d+\) is not a registered function/op", text)
+    if foreign:
+        return f"unknown operator {foreign[1]!r}: onnxruntime {onnxruntime.__version__} has no operator of that domain"
+    kernel = re.search(r"Could not find an implementation for (\S+) node with name '([^']*)'", text)
+    if kernel:
+        return (
+            f"onnxruntime {onnxruntime.__version__} cannot run the operator {kernel[1]} (node {kernel[2]!r}) on a CPU"
+        )
+    if "bad_alloc" in text:
+        return "the model asks for more memory than a model may have here"
+    text = re.sub(r"/onnxruntime_src/.*? was false\.", "", text)
+    plain = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S+ failed:\s*|/\S*/edgesplit-\S+", "", text)
+    return f"onnxruntime refuses the model: {' '.join(plain.split())[:400]}"
+
+
+def _session(path: Path, level: Any, save_as: Path | None = None) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = level
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    if save_as is not None:
+        options.optimized_model_filepath = str(save_as)
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _optimise(folder: Path) -> Answer:
+    saved = folder / "saved.onnx"
+    given = onnx.load_model(str(folder / GIVEN))
+    _session(folder / GIVEN, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC, saved)
+    model = onnx.load_model(str(saved))
+    tidy.tidy(model, [one.name for one in given.graph.output])
+    (folder / OPTIMISED).write_bytes(model.SerializeToString(deterministic=True))
+    return Answer(declared=_declared(folder, model))
+
+
+def _declared(folder: Path, model: onnx.ModelProto) -> dict[str, Seen]:
+    """The types of all tensors, as a session with every one of them as an output states them."""
+    session = _open_up(folder, model)
+    scalars = _scalars(model)
+    declared: dict[str, Seen] = {}
+    for one in (*session.get_inputs(), *session.get_outputs()):
+        kind = re.fullmatch(r"tensor\((\w+)\)", one.type)
+        datatype = ORT_DATATYPES.get(kind[1], "") if kind else ""
+        shape = tuple(length if isinstance(length, int) else -1 for length in one.shape)
+        declared[one.name] = Seen(datatype, shape if shape or one.name in scalars else None)
+    return declared
+
+
+def _open_up(folder: Path, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """The optimised model with every tensor as an output, not optimised again."""
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    inputs = {one.name for one in probe.graph.input}
+    names = [name for node in probe.graph.node for name in onnx_nodes.writes(node)]
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in inputs)
+    path = folder / "probe.onnx"
+    path.write_bytes(probe.SerializeToString())
+    return _session(path, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
+
+
+def _scalars(model: onnx.ModelProto) -> set[str]:
+    """Tensors known to have no dimensions: onnxruntime says the same of those it knows nothing about."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    tensors = ((one.name, one.type.tensor_type) for one in (*graph.input, *graph.value_info, *graph.output))
+    return {name for name, kind in tensors if kind.HasField("shape") and not kind.shape.dim}
+
+
+def _try_run(folder: Path, fill: str) -> Answer:
+    model = onnx.load_model(str(folder / OPTIMISED))
+    session = _open_up(folder, model)
+    make = np.zeros if fill == "zeros" else np.ones
+    feeds = {}
+    for one in model.graph.input:
+        kind = one.type.tensor_type
+        shape = [length.dim_value for length in kind.shape.dim]
+        feeds[one.name] = make(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    names = [one.name for one in session.get_outputs()]
+    values = zip(names, session.run(names, feeds), strict=True)
+    given = {name: value.shape for name, value in feeds.items()}
+    return Answer(shapes=given | {name: value.shape for name, value in values if isinstance(value, np.ndarray)})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

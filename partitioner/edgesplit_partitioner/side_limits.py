@@ -1,0 +1,182 @@
+"""Limits on a plan, and what they mean for each layer: must it run on the device, or beyond the link?
+
+A demand on a layer binds others, since nothing returns to the device inside: what a device layer depends on runs on
+the device, and what depends on a remote layer runs remotely. Demands that meet on one layer cannot both be kept.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgesplit.errors import InfeasibleLimits, UsageError
+from edgesplit.plan import Fallback
+from edgesplit_partitioner.costs import Costs, LayerCost
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a plan must keep. The defaults ask for nothing."""
+
+    keep_raw_input: bool = False
+    """No raw tensor crosses: whatever reads one runs on the device."""
+    keep_first: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """So many layers, in the order of the costs, run on the device with all they depend on."""
+    force: str = "auto"
+    """`auto`; or `device` or `cloud`, everything there; or a layer's name, the same as `force_after`."""
+    force_after: str = ""
+    """Exactly this layer and all it depends on run on the device, the rest remotely."""
+    fallback: Fallback = "warm"
+    """`none` leaves all-local out of the table unless it is best at some bandwidth."""
+
+    def as_text(self) -> dict[str, str]:
+        """Those that were set, as a plan's table carries them."""
+        given = msgspec.to_builtins(self)
+        return {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
+
+    @property
+    def forced(self) -> bool:
+        """The operator chose the cut."""
+        return self.force != "auto" or bool(self.force_after)
+
+    @property
+    def force_label(self) -> str:
+        """The forcing limit, for messages."""
+        return f"force_after={self.force_after}" if self.force_after else f"force={self.force}"
+
+
+def as_limits(given: Limits | Mapping[str, Any] | None) -> Limits:
+    """Limits from what a caller gave; UsageError where it cannot be read."""
+    if given is None or isinstance(given, Limits):
+        limits = given or Limits()
+    else:
+        try:
+            limits = msgspec.convert({name.replace("-", "_"): value for name, value in given.items()}, Limits)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"limits: {error} (known: {', '.join(Limits.__struct_fields__)})") from error
+    if limits.force != "auto" and limits.force_after:
+        raise UsageError(f"limits: give force={limits.force} or force_after={limits.force_after}, not both")
+    return limits
+
+
+@dataclass(frozen=True)
+class Sides:
+    """By layer: the demand that holds it on the device, the demand that holds it beyond the link; empty where free."""
+
+    device: tuple[str, ...]
+    remote: tuple[str, ...]
+
+    @cached_property
+    def held(self) -> npt.NDArray[np.bool_]:
+        """Layers that must run on the device."""
+        return np.array([bool(why) for why in self.device], dtype=np.bool_)
+
+    @cached_property
+    def sent(self) -> npt.NDArray[np.bool_]:
+        """Layers that must run beyond the link."""
+        return np.array([bool(why) for why in self.remote], dtype=np.bool_)
+
+    @cached_property
+    def may_end_after(self) -> npt.NDArray[np.bool_]:
+        """Per layer but the last: may a cut run it and all layers before it on the device, and no other?"""
+        held_later = np.cumsum(self.held[::-1])[::-1] > self.held
+        sent_so_far = np.cumsum(self.sent) > 0
+        allowed: npt.NDArray[np.bool_] = ~held_later & ~sent_so_far
+        return allowed[:-1]
+
+    def allow(self, on_device: npt.NDArray[np.bool_]) -> bool:
+        """May this cut be?"""
+        return not (self.held & ~on_device).any() and not (self.sent & on_device).any()
+
+
+def sides(costs: Costs, limits: Limits, device: str, remote: str, *, force: bool = True) -> Sides:
+    """Where each layer must run; InfeasibleLimits names the demands that conflict. `force=False` leaves forcing out."""
+    on_device: dict[str, str] = {}
+    on_remote: dict[str, str] = {}
+    for layer in costs.layers:
+        _tiers_demand(layer, device, remote, on_device, on_remote)
+    if limits.keep_raw_input:
+        for layer in costs.layers:
+            if not costs.raw.isdisjoint(layer.reads):
+                on_device.setdefault(layer.name, "keep_raw_input")
+    for layer in costs.layers[: limits.keep_first]:
+        on_device.setdefault(layer.name, f"keep_first={limits.keep_first}")
+    wanted: list[Sides] = [_closed(costs, on_device, on_remote)]
+    if force and limits.forced:
+        wanted.append(_forced(costs, limits, remote))
+    _check(costs, wanted, device, remote)
+    return Sides(_first(one.device for one in wanted), _first(one.remote for one in wanted))
+
+
+def _tiers_demand(
+    layer: LayerCost, device: str, remote: str, on_device: dict[str, str], on_remote: dict[str, str]
+) -> None:
+    allowed = layer.tiers or tuple(layer.seconds)
+    if device not in allowed and remote not in allowed:
+        raise InfeasibleLimits(
+            f"layer {layer.name!r} runs only on {', '.join(allowed)}, and the plan has {device} and {remote}"
+        )
+    if device not in allowed:
+        on_remote[layer.name] = f"the tiers of layer {layer.name!r} ({remote} only)"
+    elif remote not in allowed:
+        on_device[layer.name] = f"the tiers of layer {layer.name!r} ({device} only)"
+
+
+def _closed(costs: Costs, on_device: dict[str, str], on_remote: dict[str, str]) -> Sides:
+    """The demands with all that follows from them."""
+    if on_device:
+        needed: dict[str, str] = {}
+        for layer in reversed(costs.layers):
+            why = on_device.get(layer.name) or next((needed[name] for name in layer.writes if name in needed), "")
+            if why:
+                on_device[layer.name] = why
+                needed.update(dict.fromkeys((name for name in layer.reads if name not in needed), why))
+    if on_remote:
+        made: dict[str, str] = {}
+        for layer in costs.layers:
+            why = on_remote.get(layer.name) or next((made[name] for name in layer.reads if name in made), "")
+            if why:
+                on_remote[layer.name] = why
+                made.update(dict.fromkeys(layer.writes, why))
+    names = [layer.name for layer in costs.layers]
+    return Sides(tuple(on_device.get(name, "") for name in names), tuple(on_remote.get(name, "") for name in names))
+
+
+def _forced(costs: Costs, limits: Limits, remote: str) -> Sides:
+    """Exactly the cut that the operator named."""
+    last, label = limits.force_after or limits.force, limits.force_label
+    nowhere, everywhere = ("",) * len(costs.layers), (label,) * len(costs.layers)
+    if not limits.force_after and last == "device":
+        return Sides(everywhere, nowhere)
+    if not limits.force_after and last in ("cloud", remote):
+        return Sides(nowhere, everywhere)
+    known = [layer.name for layer in costs.layers]
+    if last not in known:
+        near = difflib.get_close_matches(last, known, 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"limits: no layer is called {last!r}{hint}")
+    device = _closed(costs, {last: label}, {}).device
+    return Sides(device, tuple("" if held else label for held in device))
+
+
+def _first(columns: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """By layer the first demand that is not empty."""
+    return tuple(next((why for why in whys if why), "") for whys in zip(*columns, strict=True))
+
+
+def _check(costs: Costs, wanted: list[Sides], device: str, remote: str) -> None:
+    """No layer is held on both sides."""
+    for position, layer in enumerate(costs.layers):
+        here = next((one.device[position] for one in wanted if one.device[position]), "")
+        there = next((one.remote[position] for one in wanted if one.remote[position]), "")
+        if here and there:
+            raise InfeasibleLimits(
+                f"no cut satisfies both {here} and {there}: "
+                f"the first holds layer {layer.name!r} on the {device}, the second on the {remote}"
+            )

@@ -1,0 +1,53 @@
+"""edgesplit puts a neural network where it runs best: some layers on the device, the rest beyond the link.
+
+Users import `Client` and the errors from here; everything else is imported from its module. Importing this package
+loads neither numpy nor a runtime: `Client` is fetched on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgesplit.errors import (
+    Busy,
+    DeadlineExceeded,
+    EdgeError,
+    InfeasibleLimits,
+    InferenceFailed,
+    LinkError,
+    MalformedMessage,
+    ModelRefused,
+    NotFound,
+    TrustError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from edgesplit.client import Answer, Client
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "Busy",
+    "Client",
+    "DeadlineExceeded",
+    "EdgeError",
+    "InfeasibleLimits",
+    "InferenceFailed",
+    "LinkError",
+    "MalformedMessage",
+    "ModelRefused",
+    "NotFound",
+    "TrustError",
+    "UsageError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Answer", "Client"):
+        from edgesplit import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,524 @@
+"""An HTTP/1.1 server on blocking sockets: a thread per connection, bounded in number, sizes and time.
+
+Promises: the handler sees only whole requests of bounded size; whatever else arrives is refused with its reason and
+its connection is closed; a handler that raises answers with an error and the server lives on; `stop` lets running
+requests finish. Header blocks are parsed by httptools, bodies are received into one buffer without copies. Leaves to
+others: chunked bodies (411), content codings, HTTP/2, routing. Why threads: docs/decisions/0004.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from time import monotonic
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+
+from edgesplit.errors import (
+    Busy,
+    DeadlineExceeded,
+    EdgeError,
+    InferenceFailed,
+    LinkError,
+    MalformedMessage,
+    NotFound,
+    UsageError,
+)
+from edgesplit.limits import LIMITS
+
+log = logging.getLogger(__name__)
+
+_END = b"\r\n\r\n"
+_RECEIVE = 65_536
+_JOIN = 65_536
+"""Bodies up to this size are copied behind their head and sent by one call."""
+_LINGER_S = 1.0
+"""How long a refused peer is listened to, so that the refusal is not lost in a connection reset."""
+_GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+_STATUS: tuple[tuple[type[EdgeError], int], ...] = (
+    (NotFound, 404),
+    (UsageError, 400),
+    (MalformedMessage, 400),
+    (DeadlineExceeded, 504),
+    (Busy, 503),
+    (LinkError, 502),
+    (InferenceFailed, 500),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One whole request."""
+
+    method: str
+    path: str
+    """Percent-decoded, without the query."""
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By lower-case name; of a header that is there several times, the values joined by `, `."""
+    body: memoryview | bytes = b""
+    peer: str | None = None
+    """Common name of the verified client certificate."""
+    closed: Callable[[], bool] = lambda: False
+    """Has the client gone, so that nobody will read the answer?"""
+
+
+@dataclass(frozen=True)
+class Response:
+    """One answer; the body is sent part after part."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Sequence[bytes | memoryview] = ()
+
+
+Handler = Callable[[Request], Response]
+
+
+def json_response(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """`value` as JSON."""
+    return Response(status, {"content-type": "application/json", **(headers or {})}, [msgspec.json.encode(value)])
+
+
+def error_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as the Open Inference Protocol words it: `{"error": text}`."""
+    return json_response(status, {"error": text}, headers)
+
+
+def response_to(error: EdgeError) -> Response:
+    """The answer that tells a client of `error`; one that may pass by itself says when to come back."""
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    later = {"retry-after": str(max(1, math.ceil(getattr(error, "retry_after_s", 0.0))))} if status == 503 else None
+    return error_response(status, str(error), later)
+
+
+class _Refused(Exception):
+    """This peer gets `status` and is left."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class _Left(Exception):
+    """The peer has gone, or the server is closing this connection: nothing is left to say."""
+
+
+@dataclass
+class _Head:
+    """A request's header block, as httptools reports it."""
+
+    method: str = ""
+    url: bytes = b""
+    version: str = "1.1"
+    headers: dict[str, str] = field(default_factory=dict)
+    seen: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
+        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+        self.seen.append(key)
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+    @property
+    def keep_alive(self) -> bool:
+        """Does the client want another request on this connection?"""
+        words = {word.strip().lower() for word in self.headers.get("connection", "").split(",")}
+        return "close" not in words and (self.version == "1.1" or "keep-alive" in words)
+
+
+def parse_head(block: bytes) -> _Head:
+    """The header block `block`, which ends with its empty line; raises the refusal that it deserves."""
+    head = _Head()
+    parser = httptools.HttpRequestParser(head)
+    try:
+        parser.feed_data(block)
+    except httptools.HttpParserUpgrade:
+        pass  # RFC 9110 7.8: a server may ignore Upgrade
+    except httptools.HttpParserError as error:
+        raise _Refused(400, f"not an HTTP request: {error}") from error
+    if not head.complete:
+        raise _Refused(400, "not an HTTP request")
+    head.method, head.version = parser.get_method().decode("latin-1"), parser.get_http_version()
+    if head.version not in ("1.0", "1.1"):
+        raise _Refused(505, f"HTTP/{head.version} is not spoken here")
+    return head
+
+
+def body_length(head: _Head) -> int:
+    """How many bytes follow this header block; raises the refusal where that is unsure or too much."""
+    lengths, chunked = head.seen.count("content-length"), "transfer-encoding" in head.seen
+    if lengths > 1 or (lengths and chunked):  # RFC 9112 6.3: request smuggling
+        raise _Refused(400, "the length of the body is given twice")
+    if chunked:
+        raise _Refused(411, "send a Content-Length: chunked bodies are not taken")
+    text = head.headers.get("content-length", "0")
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise _Refused(400, "Content-Length is not a number")
+    if int(text) > LIMITS.http_body_bytes:
+        raise _Refused(413, f"a body of {int(text)} bytes, at most {LIMITS.http_body_bytes}")
+    return int(text)
+
+
+def split_target(url: bytes) -> tuple[str, str]:
+    """Decoded path and raw query of a request target, in origin or absolute form."""
+    target = re.sub(r"^https?://[^/?]*", "", url.decode("latin-1"), flags=re.IGNORECASE)
+    path, _, query = target.partition("?")
+    try:
+        decoded = unquote(path, errors="strict") or "/"
+    except UnicodeDecodeError as error:
+        raise _Refused(400, "the path is not UTF-8") from error
+    if not decoded.startswith("/"):
+        raise _Refused(400, "the path does not begin with /")
+    return decoded, query
+
+
+class _Connection:
+    """One accepted connection, from handshake to close. Runs in its own thread."""
+
+    def __init__(self, server: Server, sock: socket.socket) -> None:
+        self._server = server
+        self._sock = sock
+        self._left = bytearray()
+        self.peer: str | None = None
+
+    def run(self) -> None:
+        """Serve requests one after the other until either side is done."""
+        try:
+            self._open()
+            while self._serve_one():
+                pass
+        except _Refused as refusal:
+            self._refuse(refusal)
+        except (OSError, _Left) as error:  # ssl.SSLError and TimeoutError are OSErrors
+            log.debug("connection ended: %s", error)
+        except Exception:
+            log.exception("a connection failed")
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection now, whatever it is doing, from any thread."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    def interrupt(self) -> None:
+        """Wake the connection's thread out of its wait; it then closes by itself."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def _open(self) -> None:
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock.settimeout(LIMITS.handshake_s)
+        if isinstance(self._sock, ssl.SSLSocket):
+            self._sock.do_handshake()
+            self.peer = _common_name(self._sock)
+
+    def _serve_one(self) -> bool:
+        """One request and its answer; False when the connection has had its last."""
+        head = parse_head(self._receive_head())
+        length = body_length(head)
+        path, query = split_target(head.url)
+        with self._server.running():
+            self._continue(head, length)
+            body = self._receive_body(length)
+            request = Request(head.method, path, query, head.headers, body, self.peer, self._is_closed)
+            response = self._server.answer(request)
+            keep = head.keep_alive and not self._server.is_stopping
+            self._send(response, keep=keep, with_body=head.method != "HEAD")
+        return keep
+
+    def _receive_head(self) -> bytes:
+        """The next header block. Its first byte may take as long as a connection may idle, the whole block may not."""
+        deadline = monotonic() + LIMITS.handshake_s if self._left else None
+        searched = 0
+        while True:
+            while self._left[:2] == b"\r\n":  # RFC 9112 2.2: empty lines before a request are ignored
+                del self._left[:2]
+                searched = 0
+            end = self._left.find(_END, searched)
+            if end >= 0 and end + len(_END) <= LIMITS.http_header_bytes:
+                block = bytes(self._left[: end + len(_END)])
+                del self._left[: end + len(_END)]
+                return block
+            if end >= 0 or len(self._left) > LIMITS.http_header_bytes:
+                raise _Refused(431, f"a header block of more than {LIMITS.http_header_bytes} bytes")
+            searched = max(0, len(self._left) - len(_END))
+            if self._left and deadline is None:
+                deadline = monotonic() + LIMITS.handshake_s
+            self._left += self._receive_some(deadline)
+
+    def _receive_some(self, deadline: float | None) -> bytes:
+        """The next bytes of a header block; a silent connection is left, a dawdling one refused."""
+        remaining = LIMITS.idle_connection_s if deadline is None else deadline - monotonic()
+        if remaining <= 0:
+            raise _Refused(408, "the header block took too long")
+        self._sock.settimeout(remaining)
+        try:
+            received = self._sock.recv(_RECEIVE)
+        except TimeoutError as error:
+            if deadline is None:
+                raise _Left("idle") from error
+            raise _Refused(408, "the header block took too long") from error
+        if not received:
+            raise _Left("closed by the peer")
+        return received
+
+    def _continue(self, head: _Head, length: int) -> None:
+        """RFC 9110 10.1.1: a client that waits for leave to send its body gets it."""
+        expected = head.headers.get("expect")
+        if expected is None or head.version == "1.0":
+            return
+        if expected.lower() != "100-continue":
+            raise _Refused(417, "only 100-continue can be expected")
+        if len(self._left) < length:
+            self._sock.settimeout(LIMITS.handshake_s)
+            self._sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _receive_body(self, length: int) -> memoryview | bytes:
+        """Exactly `length` bytes; what lies behind them is kept for the next request."""
+        if not length:
+            return b""
+        body = memoryview(bytearray(length))
+        got = min(length, len(self._left))
+        body[:got] = self._left[:got]
+        del self._left[:got]
+        deadline = monotonic() + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
+        while got < length:
+            self._sock.settimeout(max(0.001, min(LIMITS.handshake_s, deadline - monotonic())))
+            try:
+                count = self._sock.recv_into(body[got:])
+            except TimeoutError as error:
+                raise _Refused(408, f"the body came too slowly: {got} of {length} bytes") from error
+            if not count:
+                raise _Left("the peer left amid a body")
+            got += count
+            if monotonic() > deadline:
+                raise _Refused(408, f"the body came too slowly: {got} of {length} bytes")
+        return body
+
+    def _is_closed(self) -> bool:
+        """Has the peer closed its side?"""
+        descriptor = self._sock.fileno()
+        if descriptor < 0:
+            return True
+        poll = select.poll()
+        poll.register(descriptor, _GONE)
+        return bool(poll.poll(0))
+
+    def _send(self, response: Response, *, keep: bool, with_body: bool = True) -> None:
+        """Head and body; a peer that reads too slowly is left."""
+        length = sum(len(part) for part in response.body)
+        parts = [_head_bytes(response, length, keep=keep), *(response.body if with_body else ())]
+        self._sock.settimeout(LIMITS.handshake_s + length / LIMITS.http_bytes_per_s)
+        if length <= _JOIN:
+            self._sock.sendall(b"".join(parts))
+            return
+        for part in parts:
+            self._sock.sendall(part)
+
+    def _refuse(self, refusal: _Refused) -> None:
+        """Say why, then listen a while: closing at once would reset the connection before the peer has read it."""
+        log.info("refused a request (%d): %s", refusal.status, refusal)
+        try:
+            self._send(error_response(refusal.status, str(refusal)), keep=False)
+            self._sock.shutdown(socket.SHUT_WR)
+            deadline, drained = monotonic() + _LINGER_S, 0
+            while drained < LIMITS.http_header_bytes * 32 and (remaining := deadline - monotonic()) > 0:
+                self._sock.settimeout(remaining)
+                received = len(self._sock.recv(_RECEIVE))
+                if not received:
+                    return
+                drained += received
+        except OSError as error:
+            log.debug("refused peer left: %s", error)
+
+
+def _common_name(sock: ssl.SSLSocket) -> str | None:
+    """Whom the verified client certificate names."""
+    certificate: Any = sock.getpeercert() or {}
+    return next((value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"), None)
+
+
+def _head_bytes(response: Response, length: int, *, keep: bool) -> bytes:
+    """Status line and headers. A header with a line break in it is a programming error and is never sent."""
+    lines = [f"HTTP/1.1 {response.status} {_reason(response.status)}"]
+    for name, value in response.headers.items():
+        if "\r" in f"{name}{value}" or "\n" in f"{name}{value}":
+            raise ValueError(f"line break in header {name!r}")
+        lines.append(f"{name}: {value}")
+    lines += [f"content-length: {length}", f"connection: {'keep-alive' if keep else 'close'}", "", ""]
+    return "\r\n".join(lines).encode("latin-1", "replace")
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+
+
+class Server:
+    """Answers HTTP/1.1 on one address. `start` binds; from then on `port` and `url` are known."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        max_connections: int = 256,
+    ) -> None:
+        self._handler = handler
+        self._host = host
+        self._wanted_port = port
+        self._tls = tls
+        self._max_connections = max_connections
+        self._changed = threading.Condition()
+        self._connections: dict[_Connection, threading.Thread] = {}
+        self._running = 0
+        self._listener: socket.socket | None = None
+        self._accepting: threading.Thread | None = None
+        self.is_stopping = False
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        if self._listener is None:
+            raise UsageError("the server has not been started")
+        return int(self._listener.getsockname()[1]) if self._listener.fileno() >= 0 else self._wanted_port
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
+
+    def start(self) -> None:
+        """Listen. UsageError, in one line, where the address cannot be had."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((self._host, self._wanted_port), family=family, backlog=128)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"cannot listen on {self._host} port {self._wanted_port}: {reason}") from error
+        self._wanted_port = self.port
+        self._accepting = threading.Thread(target=self._accept, name=f"http-{self.port}", daemon=True)
+        self._accepting.start()
+
+    def stop(self, drain_s: float = 5.0) -> None:
+        """Accept no more, let running requests finish for `drain_s`, then end every connection."""
+        self.is_stopping = True
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        if self._accepting is not None:
+            self._accepting.join(drain_s)
+        deadline = monotonic() + drain_s
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, timeout=drain_s)
+            open_now = dict(self._connections)
+        for connection in open_now:
+            connection.interrupt()
+        for thread in open_now.values():
+            thread.join(max(0.1, deadline - monotonic()))
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Counts the request that runs inside it."""
+        with self._changed:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def answer(self, request: Request) -> Response:
+        """What the handler makes of `request`; an error becomes the answer that tells of it."""
+        try:
+            return self._handler(request)
+        except EdgeError as error:
+            log.info("%s %s: %s", request.method, request.path, error)
+            return response_to(error)
+        except Exception as error:
+            log.exception("%s %s failed", request.method, request.path)
+            return error_response(500, f"internal error: {type(error).__name__}")
+
+    def _accept(self) -> None:
+        """Hand each connection to a thread of its own until the listener is closed."""
+        listener = self._listener
+        assert listener is not None
+        while not self.is_stopping:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if not self.is_stopping and listener.fileno() >= 0:
+                    log.warning("cannot accept: %s", error)
+                    with self._changed:  # out of file descriptors: until a connection ends, or a moment passes
+                        self._changed.wait(0.1)
+                continue
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        """Start a thread for `sock`, or turn it away where there are too many already."""
+        with self._changed:
+            has_room = len(self._connections) < self._max_connections
+        if not has_room:
+            self._turn_away(sock)
+            return
+        try:
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            connection = _Connection(self, sock)
+            thread = threading.Thread(target=self._run, args=(connection,), name="http-connection", daemon=True)
+            with self._changed:
+                self._connections[connection] = thread
+            thread.start()
+        except (OSError, RuntimeError) as error:  # the peer left already; or no thread is to be had
+            log.warning("cannot serve a connection: %s", error)
+            sock.close()
+            with self._changed:
+                self._connections = {one: t for one, t in self._connections.items() if t.is_alive()}
+
+    def _run(self, connection: _Connection) -> None:
+        try:
+            connection.run()
+        finally:
+            with self._changed:
+                self._connections.pop(connection, None)
+                self._changed.notify_all()
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        """No room. In plain text that can be said without waiting; over TLS only a close is that cheap."""
+        log.warning("too many connections, at most %d: turned one away", self._max_connections)
+        response = error_response(503, "too many connections", {"retry-after": "1"})
+        with sock, contextlib.suppress(OSError):
+            if self._tls is None:
+                sock.setblocking(False)
+                length = sum(len(part) for part in response.body)
+                sock.send(b"".join([_head_bytes(response, length, keep=False), *response.body]))
+                sock.shutdown(socket.SHUT_WR)

@@ -1,0 +1,457 @@
+"""Open Inference Protocol v2 bodies: JSON, and tensors as bytes behind it (the binary tensor data extension).
+
+Promises that decoding raises nothing but MalformedMessage, that each size is checked before it is believed, and that
+tensors in the binary part are views of the body, copied only where they lie unaligned. Bodies made here pad their JSON
+with spaces so that they do not. A number that JSON cannot hold (NaN, infinity) travels as `null` in JSON data and comes
+back as NaN. HTTP itself, and whether a model wants these tensors, is left to others, except for `check_tensors`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
+from edgesplit.limits import LIMITS
+
+if TYPE_CHECKING:
+    from edgesplit.release import TensorSpec
+
+HEADER_LENGTH = "inference-header-content-length"
+"""The HTTP header that says how long the JSON part of a body is; without it the body is JSON alone."""
+
+Tensor = npt.NDArray[Any]
+Scalar = bool | int | float | str
+Body = bytes | bytearray | memoryview
+Buffers = list["bytes | memoryview"]
+Binary = bool | frozenset[str]
+"""Which tensors travel as bytes: all, none, or those named."""
+T = TypeVar("T")
+
+DATATYPES: dict[str, str] = {
+    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{"bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "object": "BYTES"},
+}
+"""The protocol's name of each numpy dtype."""
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in DATATYPES.items()}
+"""The numpy dtype of each of the protocol's names; BYTES is an object array of `bytes`."""
+
+_ALIGN = 64
+_RANK = 16
+_BYTES_PREFIX = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """One request: tensors in, and which outputs are wanted."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...] = ()
+    """Empty: all of them."""
+    id: str = ""
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    binary_outputs: Binary = True
+
+
+@dataclass(frozen=True)
+class InferResponse:
+    """One answer, under the id of its request."""
+
+    model: str
+    outputs: Mapping[str, Tensor]
+    version: str = "1"
+    id: str = ""
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Scalar] = {}
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Wanted(msgspec.Struct):
+    name: str
+    parameters: dict[str, Scalar] = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Tensor]
+    outputs: list[_Wanted] = []
+    id: str = ""
+    parameters: dict[str, Scalar] = {}
+
+
+class _Response(msgspec.Struct):
+    outputs: list[_Tensor]
+    model_name: str = ""
+    model_version: str = "1"
+    id: str = ""
+    parameters: dict[str, Scalar] = {}
+
+
+def datatype(tensor: Tensor) -> str:
+    """The protocol's name for this array's elements; UsageError where it has none. Text is BYTES."""
+    if tensor.dtype.kind in "SU":
+        return "BYTES"
+    name = DATATYPES.get(tensor.dtype.name)
+    if name is None:
+        raise UsageError(f"arrays of {tensor.dtype} cannot be sent; these can: {', '.join(DATATYPES)}")
+    return name
+
+
+def encode_request(request: InferRequest) -> tuple[Buffers, int]:
+    """The body, in parts to be sent in order, and the length of its JSON part. All inputs travel as bytes."""
+    parts = [_encode_tensor(name, tensor, binary=True) for name, tensor in request.inputs.items()]
+    head: dict[str, Any] = {"id": request.id} if request.id else {}
+    parameters = dict(request.parameters)
+    if request.outputs:
+        wanted = [(name, _is_binary(request.binary_outputs, name)) for name in request.outputs]
+        head["outputs"] = [{"name": name, "parameters": {"binary_data": binary}} for name, binary in wanted]
+    else:
+        parameters["binary_data_output"] = request.binary_outputs is not False
+    head["parameters"] = parameters
+    head["inputs"] = [entry for entry, _ in parts]
+    json = _aligned(head)
+    return [json, *(raw for _, raw in parts)], len(json)
+
+
+def encode_response(response: InferResponse, binary: Binary = True) -> tuple[Buffers, int | None]:
+    """The body in parts, and the length of its JSON part, or None where all of it is JSON."""
+    parts = [_encode_tensor(name, tensor, binary=_is_binary(binary, name)) for name, tensor in response.outputs.items()]
+    head: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        head["id"] = response.id
+    if response.parameters:
+        head["parameters"] = dict(response.parameters)
+    head["outputs"] = [entry for entry, _ in parts]
+    if not any("binary_data_size" in entry["parameters"] for entry, _ in parts):
+        return [msgspec.json.encode(head)], None
+    json = _aligned(head)
+    return [json, *(raw for _, raw in parts if len(raw))], len(json)
+
+
+def decode_request(body: Body, header_length: int | None) -> InferRequest:
+    """The request in `body`; MalformedMessage for anything that is not exactly one."""
+    head, section = _split(body, header_length, _Request)
+    inputs = _decode_tensors(head.inputs, section)
+    default = head.parameters.get("binary_data_output") is True
+    names = tuple(wanted.name for wanted in head.outputs)
+    if len(set(names)) != len(names):
+        raise MalformedMessage("an output is asked for twice")
+    as_bytes = {one.name for one in head.outputs if one.parameters.get("binary_data", default) is True}
+    return InferRequest(
+        inputs=inputs,
+        outputs=names,
+        id=head.id,
+        parameters=head.parameters,
+        binary_outputs=frozenset(as_bytes) if names else default,
+    )
+
+
+def decode_response(body: Body, header_length: int | None) -> InferResponse:
+    """The answer in `body`; MalformedMessage for anything that is not exactly one."""
+    head, section = _split(body, header_length, _Response)
+    outputs = _decode_tensors(head.outputs, section)
+    return InferResponse(
+        model=head.model_name, outputs=outputs, version=head.model_version, id=head.id, parameters=head.parameters
+    )
+
+
+def header_length(headers: Mapping[str, str]) -> int | None:
+    """The length of the JSON part by these HTTP headers (lower-case names); None where there is no such header."""
+    text = headers.get(HEADER_LENGTH)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise MalformedMessage(f"{HEADER_LENGTH}: {text[:80]!r} is not a length")
+    return int(text)
+
+
+def timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
+    """The time that a request gives for its answer; it travels as `timeout`, microseconds, as Triton's does."""
+    value = parameters.get("timeout")
+    if value is None:
+        return None
+    if isinstance(value, bool | str) or not 0 < value < 1e15:
+        raise MalformedMessage(f"parameter timeout: {str(value)[:80]!r} is not a positive number of microseconds")
+    return value / 1e6
+
+
+def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], what: str = "input") -> None:
+    """UsageError, saying what was given and what is wanted, unless names, data types and shapes are as in `specs`."""
+    wanted = {spec.name: spec for spec in specs}
+    for kind, names in (("missing", wanted.keys() - tensors.keys()), ("unknown", tensors.keys() - wanted.keys())):
+        if names:
+            raise UsageError(f"{kind} {what} {sorted(names)[0][:80]!r}; the {what}s are {sorted(wanted)}")
+    for name, spec in wanted.items():
+        given, shape = datatype(tensors[name]), tensors[name].shape
+        if given != spec.datatype:
+            raise UsageError(f"{what} {name!r} is {given}, but must be {spec.datatype}")
+        if len(shape) != len(spec.shape) or any(w not in (-1, g) for g, w in zip(shape, spec.shape, strict=True)):
+            raise UsageError(f"{what} {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
+
+
+def pick_outputs(outputs: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
+    """The outputs asked for, all where none is named; UsageError names the one that does not exist."""
+    for name in names:
+        if name not in outputs:
+            raise UsageError(f"unknown output {name[:80]!r}; the outputs are {sorted(outputs)}")
+    return {name: outputs[name] for name in (names or outputs)}
+
+
+def server_metadata() -> dict[str, Any]:
+    """The answer to `GET /v2`."""
+    from edgesplit import __version__
+
+    return {"name": "edgesplit", "version": __version__, "extensions": ["binary_tensor_data", "model_configuration"]}
+
+
+def model_metadata(
+    name: str, versions: Iterable[str], inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]
+) -> dict[str, Any]:
+    """The answer to `GET /v2/models/NAME`."""
+    ends = {"inputs": inputs, "outputs": outputs}
+    tensors = {
+        end: [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in specs]
+        for end, specs in ends.items()
+    }
+    return {"name": name, "versions": list(versions), "platform": "edgesplit", **tensors}
+
+
+def model_config(name: str, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> dict[str, Any]:
+    """The answer to `GET /v2/models/NAME/config`, in the words of Triton's model configuration extension."""
+    ends = {"input": inputs, "output": outputs}
+    tensors = {
+        end: [{"name": one.name, "data_type": _config_type(one.datatype), "dims": list(one.shape)} for one in specs]
+        for end, specs in ends.items()
+    }
+    return {"name": name, "platform": "edgesplit", "backend": "edgesplit", "max_batch_size": 0, **tensors}
+
+
+def remote_name(release: str, device_class: str, row: str) -> str:
+    """The model that an offload server knows the far half of one row of one plan by."""
+    return f"{release}.{device_class}.{row}"
+
+
+def parse_remote_name(name: str) -> tuple[str, str, str]:
+    """Release, device class and row of `remote_name`; MalformedMessage if it is none."""
+    release, _, rest = name.partition(".")
+    device_class, _, row = rest.rpartition(".")
+    if not (release and device_class and row):
+        raise MalformedMessage(f"not RELEASE.DEVICE_CLASS.ROW: {name[:200]!r}")
+    return release, device_class, row
+
+
+def _config_type(name: str) -> str:
+    return "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"
+
+
+def _is_binary(binary: Binary, name: str) -> bool:
+    return binary if isinstance(binary, bool) else name in binary
+
+
+def _aligned(head: dict[str, Any]) -> bytes:
+    """JSON of `head`, padded by spaces to a length at which tensors lie aligned."""
+    json = msgspec.json.encode(head)
+    return json + b" " * (-len(json) % _ALIGN)
+
+
+def _encode_tensor(name: str, tensor: Tensor, *, binary: bool) -> tuple[dict[str, Any], bytes | memoryview]:
+    """The tensor's entry in the JSON, and its bytes where it travels as bytes."""
+    kind = datatype(tensor)
+    entry: dict[str, Any] = {"name": name, "shape": list(tensor.shape), "datatype": kind, "parameters": {}}
+    if not binary:
+        entry["data"] = _texts(name, tensor) if kind == "BYTES" else tensor.ravel().tolist()
+        return entry, b""
+    raw = b"".join(map(_prefixed, tensor.ravel().tolist())) if kind == "BYTES" else _raw(tensor, DTYPES[kind])
+    entry["parameters"]["binary_data_size"] = len(raw)
+    return entry, raw
+
+
+def _raw(tensor: Tensor, dtype: np.dtype[Any]) -> memoryview:
+    """The elements' bytes, little-endian and in C order; no copy where they lie so already."""
+    flat = np.ascontiguousarray(tensor, dtype=dtype.newbyteorder("<")).reshape(-1)
+    return flat.view(np.uint8).data.toreadonly()
+
+
+def _prefixed(element: bytes | str) -> bytes:
+    """One BYTES element as it travels: its length, then itself."""
+    raw = element.encode() if isinstance(element, str) else bytes(element)
+    return _BYTES_PREFIX.pack(len(raw)) + raw
+
+
+def _texts(name: str, tensor: Tensor) -> list[str]:
+    """The elements of a BYTES tensor as JSON strings."""
+    try:
+        return [one if isinstance(one, str) else bytes(one).decode() for one in tensor.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise InferenceFailed(f"output {name!r} is not UTF-8 text: ask for it as binary data") from error
+
+
+class _Section:
+    """What follows the JSON: the tensors' bytes, taken in order."""
+
+    def __init__(self, rest: memoryview) -> None:
+        self._rest = rest
+
+    def take(self, name: str, size: object) -> memoryview:
+        """The next `size` bytes, which are those of the tensor `name`."""
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(self._rest):
+            raise MalformedMessage(f"tensor {name[:80]!r}: binary_data_size {str(size)[:80]} of {len(self._rest)} left")
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
+
+    def finish(self) -> None:
+        """Nothing may be left."""
+        if len(self._rest):
+            raise MalformedMessage(f"{len(self._rest)} bytes follow the last tensor")
+
+
+def _split(body: Body, length: int | None, kind: type[T]) -> tuple[T, _Section]:
+    """The JSON part, decoded, and the bytes after it."""
+    view = memoryview(body).cast("B")
+    end = len(view) if length is None else length
+    if len(view) > LIMITS.http_body_bytes or not 0 <= end <= len(view):
+        raise MalformedMessage(f"a JSON part of {end} bytes in a body of {len(view)}")
+    if end > LIMITS.inference_json_bytes:
+        raise MalformedMessage(f"{end} bytes of JSON, at most {LIMITS.inference_json_bytes}: send binary tensor data")
+    return _from_json(view[:end], kind), _Section(view[end:])
+
+
+def _from_json(raw: Body | msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise MalformedMessage(f"inference body: {error}") from error
+
+
+def _decode_tensors(entries: list[_Tensor], section: _Section) -> dict[str, Tensor]:
+    """All tensors by name, each once, with no byte left over."""
+    if len(entries) > LIMITS.inference_tensors:
+        raise MalformedMessage(f"{len(entries)} tensors, at most {LIMITS.inference_tensors}")
+    tensors: dict[str, Tensor] = {}
+    for entry in entries:
+        if entry.name in tensors:
+            raise MalformedMessage(f"tensor {entry.name[:80]!r} is there twice")
+        tensors[entry.name] = _decode_tensor(entry, section)
+    section.finish()
+    return tensors
+
+
+def _decode_tensor(entry: _Tensor, section: _Section) -> Tensor:
+    dtype = DTYPES.get(entry.datatype)
+    if dtype is None:
+        raise MalformedMessage(f"tensor {entry.name[:80]!r}: unknown datatype {entry.datatype[:80]!r}")
+    count = _elements(entry, _BYTES_PREFIX.size if entry.datatype == "BYTES" else dtype.itemsize)
+    given_as_json = len(memoryview(entry.data)) > 0
+    if "binary_data_size" not in entry.parameters:
+        if not given_as_json:
+            raise MalformedMessage(f"tensor {entry.name[:80]!r} has neither data nor binary_data_size")
+        return _from_data(entry, dtype, count).reshape(entry.shape)
+    raw = section.take(entry.name, entry.parameters["binary_data_size"])
+    if given_as_json:
+        raise MalformedMessage(f"tensor {entry.name[:80]!r} has both data and binary_data_size")
+    return _from_bytes(entry, raw, dtype, count).reshape(entry.shape)
+
+
+def _elements(entry: _Tensor, itemsize: int) -> int:
+    """How many elements the shape asks for, once it is a shape that a body could hold."""
+    lengths = entry.shape
+    if len(lengths) > _RANK or any(length < 0 for length in lengths):
+        raise MalformedMessage(f"tensor {entry.name[:80]!r}: not a shape: {str(lengths)[:80]}")
+    if math.prod(max(length, 1) for length in lengths) * itemsize > LIMITS.http_body_bytes:
+        raise MalformedMessage(f"tensor {entry.name[:80]!r}: shape {str(lengths)[:80]} is too large")
+    return math.prod(lengths)
+
+
+def _from_bytes(entry: _Tensor, raw: memoryview, dtype: np.dtype[Any], count: int) -> Tensor:
+    """The tensor's elements as a flat array over `raw`."""
+    if dtype.kind == "O":
+        return _objects(_bytes_elements(entry.name, raw, count))
+    if len(raw) != count * dtype.itemsize:
+        raise MalformedMessage(
+            f"tensor {entry.name[:80]!r}: {len(raw)} bytes do not fill shape {str(entry.shape)[:80]}"
+        )
+    if not count:
+        return np.empty(0, dtype)
+    flat = np.frombuffer(raw, dtype.newbyteorder("<"))
+    if dtype.kind == "b" and int(flat.view(np.uint8).max()) > 1:
+        raise MalformedMessage(f"tensor {entry.name[:80]!r}: a BOOL is neither 0 nor 1")
+    return flat if flat.flags.aligned and flat.dtype.isnative else flat.astype(dtype)
+
+
+def _bytes_elements(name: str, raw: memoryview, count: int) -> list[bytes]:
+    """`count` elements, each behind its length, filling `raw`."""
+    elements: list[bytes] = []
+    offset = 0
+    while offset < len(raw):
+        begin = offset + _BYTES_PREFIX.size
+        length = _BYTES_PREFIX.unpack_from(raw, offset)[0] if begin <= len(raw) else 0
+        if begin + length > len(raw):
+            raise MalformedMessage(f"tensor {name[:80]!r}: its last element is cut short")
+        elements.append(bytes(raw[begin : begin + length]))
+        offset = begin + length
+    if len(elements) != count:
+        raise MalformedMessage(f"tensor {name[:80]!r}: {len(elements)} elements for a shape of {count}")
+    return elements
+
+
+def _objects(elements: list[bytes]) -> Tensor:
+    """An object array; numpy would otherwise make a fixed-width text array and strip trailing zeros."""
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array
+
+
+def _from_data(entry: _Tensor, dtype: np.dtype[Any], count: int) -> Tensor:
+    """The tensor's elements, given as JSON: flat, or nested exactly as the shape says."""
+    scalar: Any = {"b": bool, "u": int, "i": int, "f": float | None, "O": str}[dtype.kind]
+    try:
+        values = _from_json(entry.data, list[scalar])
+    except MalformedMessage:
+        if len(entry.shape) < 2:
+            raise
+        values = _unnested(entry, scalar)
+    if len(values) != count:
+        raise MalformedMessage(f"tensor {entry.name[:80]!r}: {len(values)} elements for a shape of {count}")
+    if dtype.kind == "O":
+        return _objects([text.encode() for text in values])
+    return _in_range(entry.name, values, dtype)
+
+
+def _unnested(entry: _Tensor, scalar: Any) -> list[Any]:
+    """The elements of nested lists, each list as long as the shape says."""
+    kind: Any = list[scalar]
+    for _ in entry.shape[1:]:
+        kind = list[kind]
+    level = [_from_json(entry.data, kind)]
+    for length in entry.shape:
+        if any(len(part) != length for part in level):
+            raise MalformedMessage(f"tensor {entry.name[:80]!r}: data is not nested as shape {str(entry.shape)[:80]}")
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def _in_range(name: str, values: list[Any], dtype: np.dtype[Any]) -> Tensor:
+    """The numbers as `dtype`; one that it cannot hold is refused, never wrapped."""
+    if dtype.kind in "ui" and values:
+        bounds = np.iinfo(dtype)
+        if min(values) < bounds.min or max(values) > bounds.max:
+            raise MalformedMessage(f"tensor {name[:80]!r}: a number does not fit {dtype}")
+    with np.errstate(over="ignore"):
+        array = np.array(values, np.float64 if dtype.kind == "f" else dtype).astype(dtype)
+    if dtype.kind == "f" and bool(np.isinf(array).any()):
+        raise MalformedMessage(f"tensor {name[:80]!r}: a number does not fit {dtype}")
+    return array

@@ -1,0 +1,48 @@
+"""What an answer tells of itself, beside its tensors: carried as Open Inference Protocol response parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PREFIX = "edgesplit_"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """How one answer was made. Times in seconds; `predicted_s` is the plan's, in the conditions then."""
+
+    release: str
+    row: str
+    """Row of the plan that was tried."""
+    after: str = ""
+    """Last layer that ran on the device by that row."""
+    fallback: bool = False
+    """The cloud did not answer in time or at all, and the device finished alone."""
+    cause: str = ""
+    """Of the fallback: timeout, refused, link, server."""
+    emulated: bool = False
+    late: bool = False
+    """Emulated, and this host was slower than the profile."""
+    latency_s: float = 0.0
+    predicted_s: float = 0.0
+    device_s: float = 0.0
+    encode_s: float = 0.0
+    link_s: float = 0.0
+    remote_s: float = 0.0
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+
+def to_parameters(report: Report) -> dict[str, Any]:
+    """As Open Inference Protocol parameters, each name prefixed."""
+    return {PREFIX + name: value for name, value in msgspec.to_builtins(report).items()}
+
+
+def from_parameters(parameters: dict[str, Any]) -> Report | None:
+    """The report in a response's parameters, or None if another server answered."""
+    own = {name[len(PREFIX) :]: value for name, value in parameters.items() if name.startswith(PREFIX)}
+    try:
+        return msgspec.convert(own, Report, strict=False)
+    except msgspec.ValidationError:
+        return None

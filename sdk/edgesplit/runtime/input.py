@@ -1,0 +1,23 @@
+"""The input slice: what the camera gives becomes the model's first tensor. It has no files; the spec is the program."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgesplit.errors import InferenceFailed
+from edgesplit.inputs import FRAME, InputSpec, prepare
+from edgesplit.runtime import Tensor, Tensors
+
+
+class InputProgram:
+    """Runs an input spec; the same code on both tiers, so that both see the same tensor."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        self.spec = spec
+
+    def run(self, tensors: Tensors) -> dict[str, Tensor]:
+        """The model's first tensor from `frame`; InferenceFailed if that is no picture."""
+        frame = tensors.get(FRAME)
+        if frame is None or frame.dtype != np.uint8 or frame.ndim != 1:
+            raise InferenceFailed(f"the input {FRAME!r} must be the picture's bytes: UINT8, one dimension")
+        return {self.spec.tensor: prepare(self.spec, np.ascontiguousarray(frame).data)}

@@ -1,0 +1,80 @@
+"""Slices on onnxruntime.
+
+`exact` runs the graph as it was cut: on one machine, with one thread count, a chain of slices gives the whole model's
+bits. `fast` lets onnxruntime fuse further (25-30 % faster, 3e-7 off). Models are loaded by path, so that the weights
+beside the graph are mapped, not copied. Threads never spin between operators: many sessions share one machine here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnxruntime
+
+from edgesplit.errors import InferenceFailed, ModelRefused
+from edgesplit.release import Slice
+from edgesplit.runtime import Tensor, Tensors
+
+GRAPH = "graph.onnx"
+Optimise = Literal["exact", "fast"]
+
+
+class OnnxRuntime:
+    """Loads slices of format `onnx` for the CPU."""
+
+    name = "onnxruntime"
+
+    def __init__(self, threads: int = 1, optimise: Optimise = "exact") -> None:
+        self.threads = threads
+        self.optimise: Optimise = optimise
+
+    def load(self, slice_: Slice, folder: Path) -> OnnxProgram:
+        """The slice whose files lie in `folder`, ready to run; ModelRefused if onnxruntime cannot take it."""
+        if slice_.format != "onnx":
+            raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which is not onnxruntime's")
+        try:
+            session = onnxruntime.InferenceSession(
+                str(folder / GRAPH), self._options(), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+            raise ModelRefused(f"slice {slice_.name}: onnxruntime cannot load it: {error}") from error
+        return OnnxProgram(slice_, session)
+
+    def _options(self) -> onnxruntime.SessionOptions:
+        levels = onnxruntime.GraphOptimizationLevel
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = levels.ORT_ENABLE_ALL if self.optimise == "fast" else levels.ORT_DISABLE_ALL
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        return options
+
+
+class OnnxProgram:
+    """One slice in a session of its own; may run in several threads at once."""
+
+    def __init__(self, slice_: Slice, session: onnxruntime.InferenceSession) -> None:
+        self.slice = slice_
+        self._session = session
+        self._inputs = tuple(one.name for one in session.get_inputs())
+        self._outputs = tuple(one.name for one in session.get_outputs())
+        if set(self._inputs) != {one.name for one in slice_.inputs} or not {
+            one.name for one in slice_.outputs
+        }.issubset(self._outputs):
+            raise ModelRefused(f"slice {slice_.name}: its file takes or gives other tensors than its manifest says")
+
+    def run(self, tensors: Tensors) -> dict[str, Tensor]:
+        """All outputs by name; InferenceFailed where an input is missing or onnxruntime fails."""
+        missing = [name for name in self._inputs if name not in tensors]
+        if missing:
+            raise InferenceFailed(f"slice {self.slice.name} lacks its inputs {missing}")
+        feeds = {name: np.asarray(tensors[name]) for name in self._inputs}
+        try:
+            values = self._session.run(self._outputs, feeds)
+        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+            raise InferenceFailed(f"slice {self.slice.name}: {error}") from error
+        return {name: np.asarray(value) for name, value in zip(self._outputs, values, strict=True)}

@@ -1,0 +1,167 @@
+"""A tiny split model and an offload server that does as it is told, for tests of the agent's engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from edgesplit import oip
+from edgesplit.http1 import Request, Response, Server, error_response
+from edgesplit.plan import Link, Plan, Row
+from edgesplit.release import Manifest, Slice, TensorSpec
+from edgesplit.runtime import Tensor, Tensors
+from edgesplit.runtime.emulated import EmulatedProgram
+from edgesplit_agent.active import ActiveRelease, plan_for
+from edgesplit_agent.engine import Engine, Settings
+from edgesplit_agent.remote import Remote
+
+DIGEST = "a" * 64
+CLASS = "pi4"
+X, H, Y = (TensorSpec(name, "FP32", (1, 4)) for name in ("x", "h", "y"))
+LINK = Link(up_bytes_per_s=1e7, down_bytes_per_s=1e7, rtt_s=0.001)
+LOCAL = Row(name="local", device=("a", "b"), device_s=0.02)
+CUT = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=300, device_s=0.01)
+REMOTE = Row(name="remote", remote=("a", "b"), sends=("x",), receives=("y",), up_bytes=300)
+INPUT = np.arange(4, dtype=np.float32).reshape(1, 4)
+EXPECTED = (INPUT + 1) * 2
+_TICK = threading.Event()
+
+
+class Step:
+    """One slice: a function from one tensor to another, which a test may hold up or break."""
+
+    def __init__(self, source: str, target: str, of: Callable[[Tensor], Tensor]) -> None:
+        self._source, self._target, self._of = source, target, of
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self.entered = threading.Event()
+        self.runs = 0
+        self.error: Exception | None = None
+
+    def run(self, tensors: Tensors) -> dict[str, Tensor]:
+        self.runs += 1
+        self.entered.set()
+        assert self.may_run.wait(20)
+        if self.error is not None:
+            raise self.error
+        return {self._target: self._of(tensors[self._source])}
+
+
+def programs() -> dict[str, Step]:
+    """x -> h = x + 1 -> y = 2 h."""
+    return {"a": Step("x", "h", lambda x: x + np.float32(1)), "b": Step("h", "y", lambda h: h * np.float32(2))}
+
+
+def manifest(*rows: Row, never_leaves: tuple[str, ...] = (), model: str = "tiny@1") -> Manifest:
+    """A release of that model with these rows."""
+    slices = (Slice("a", "onnx", ("a",), (X,), (H,)), Slice("b", "onnx", ("b",), (H,), (Y,)))
+    plan = Plan(
+        model=model, device_class=CLASS, rows=rows, link=LINK, slice_s={"a": 0.01, "b": 0.01}, never_leaves=never_leaves
+    )
+    return Manifest(
+        model=model, model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
+        inputs=(X,), outputs=(Y,), slices=slices, plans={CLASS: plan},
+    )  # fmt: skip
+
+
+def active(
+    *rows: Row, steps: Mapping[str, Any] | None = None, digest: str = DIGEST, emulated: bool = False
+) -> ActiveRelease:
+    """A release that is loaded."""
+    described = manifest(*rows)
+    loaded: Mapping[str, Any] = steps if steps is not None else programs()
+    if emulated:
+        lock = threading.Lock()
+        loaded = {name: EmulatedProgram(step, 0.005, lock) for name, step in loaded.items()}
+    return ActiveRelease(digest, described, plan_for(described, CLASS), loaded, emulated)
+
+
+Script = Callable[[Request, "Response"], Response]
+
+
+class ScriptedCloud:
+    """An offload server for the tiny model. Set `script` to spoil what it would answer."""
+
+    def __init__(self) -> None:
+        self.script: Script = lambda request, good: good
+        self.asked: list[str] = []
+        self.ids: list[str] = []
+        self.steps = programs()
+        self.holding = threading.Event()
+        self.let_go = threading.Event()
+        self.server = Server(self._handle)
+
+    def start(self, port: int = 0) -> None:
+        self.server = Server(self._handle, port=port)
+        self.server.start()
+
+    def _handle(self, request: Request) -> Response:
+        if not request.path.endswith("/infer"):
+            return Response(200, {"edgesplit-seconds": "0"}, [])
+        asked = oip.decode_request(request.body, oip.header_length(request.headers))
+        name = request.path.split("/")[3]
+        self.asked.append(name)
+        self.ids.append(asked.id)
+        live: dict[str, Tensor] = dict(asked.inputs)
+        for step in ("a", "b") if "x" in live else ("b",):
+            live.update(self.steps[step].run(live))
+        return self.script(request, reply(name, asked.id, {"y": live["y"]}))
+
+    def hold(self, request: Request, good: Response) -> Response:
+        """A script: answer only when let go."""
+        self.holding.set()
+        self.let_go.wait(20)
+        return good
+
+    def stop(self) -> None:
+        self.let_go.set()
+        self.server.stop(drain_s=0.5)
+
+
+def reply(name: str, request_id: str, outputs: Mapping[str, Tensor]) -> Response:
+    """What an offload server says."""
+    body, length = oip.encode_response(oip.InferResponse(model=name, outputs=outputs, id=request_id))
+    headers = {oip.HEADER_LENGTH: str(length), "edgesplit-seconds": "0.0001", "edgesplit-load": "1.0"}
+    return Response(200, headers, body)
+
+
+def unavailable(request: Request, good: Response) -> Response:
+    """A script: there is a server, and it fails."""
+    return error_response(500, "broken")
+
+
+@contextmanager
+def world(
+    *rows: Row, idle_probe_s: float = 3600.0, **kind: Any
+) -> Iterator[tuple[Engine, ScriptedCloud, ActiveRelease]]:
+    """An engine that serves the tiny model by these rows, with a scripted cloud behind it."""
+    cloud = ScriptedCloud()
+    cloud.start()
+    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s))
+    release = active(*rows, **kind)
+    engine.serve("tiny", release)
+    engine.start()
+    try:
+        yield engine, cloud, release
+    finally:
+        engine.stop()
+        cloud.stop()
+
+
+def eventually(what: str, holds: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until `holds()`."""
+    until = monotonic() + seconds
+    while not holds():
+        assert monotonic() < until, f"never came: {what}"
+        _TICK.wait(0.01)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,56 @@
+"""Trained models from outside, cut at random: the chain gives the whole's bits, and the stored reference answers."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgesplit_partitioner.onnx_model import prepare_model
+from edgesplit_partitioner.slicing import atoms, cut_slices
+from unit import onnx_models as tiny
+
+FOLDER = Path(os.environ.get("EDGESPLIT_MODELS", Path(__file__).resolve().parents[3] / "shared" / "models"))
+SEED = 11
+TOLERANCE = 1e-4
+"""Of the largest absolute value of each output."""
+
+MODELS = {
+    "squeezenet_fp32": {},
+    "yolox_nano": {},
+    "ultraface_rfb_320": {},
+    "mnist_cnn": {},
+    "silero_vad_16k": {"batch": 1, "sequence": 576},
+    "dtln_1": {},
+    "dtln_2": {},
+    "gesture_mlp": {"batch": 1},
+}
+"""Bindings by model."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cut_reference_model_answers_like_the_whole(name: str, tmp_path: Path) -> None:
+    """Three tables of random cuts: bit for bit the whole model's outputs, and the reference within 1e-4."""
+    file = FOLDER / "models" / f"{name}.onnx"
+    if not file.exists():
+        pytest.skip(f"no reference models at {FOLDER}; set EDGESPLIT_MODELS to their folder")
+    model = prepare_model(file.read_bytes(), MODELS[name])
+    reference = next(iter(sorted((FOLDER / "ref").glob(f"{name}[._]onnx__*.npz"))))
+    with np.load(reference) as stored:
+        feeds = {key.removeprefix("in:"): stored[key] for key in stored.files if key.startswith("in:")}
+        wanted = {key.removeprefix("out:"): stored[key] for key in stored.files if key.startswith("out:")}
+    whole = tiny.run_whole(model.raw, feeds)
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    for number in range(3):
+        sets = [tiny.closed_set(model.graph, rng) for _ in range(3)]
+        slices = cut_slices(model, model.graph, atoms(model.graph, sets), None)
+        live = tiny.run_chain(tmp_path / str(number), model, slices, feeds)
+        assert tiny.same_bits(live, whole), f"{name}: {sets}"
+    assert set(wanted) <= set(whole)
+    for output, values in wanted.items():
+        scale = max(float(np.abs(values).max()), 1e-30)
+        assert float(np.abs(whole[output].astype(np.float64) - values).max()) <= TOLERANCE * scale, output

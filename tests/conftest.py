@@ -1,0 +1,31 @@
+"""Fixtures that several kinds of tests share: the reference models' folder, and a running cloud."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import Cloud
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def reference_models() -> Path:
+    """The folder of trained reference models; skips with its reason where there is none."""
+    folder = Path(os.environ.get("EDGESPLIT_MODELS") or REPOSITORY.parent / "shared" / "models")
+    if not (folder / "models").is_dir():
+        pytest.skip(f"no reference models in {folder}; set EDGESPLIT_MODELS to their folder")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """A controller with broker and offload server, as real processes, on ports of their own."""
+    running = Cloud(tmp_path_factory.mktemp("cloud"))
+    running.start()
+    yield running
+    running.stop()

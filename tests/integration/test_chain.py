@@ -1,0 +1,127 @@
+"""From a model file to a split answer, through the product's own commands, with real processes."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgesplit.inputs import InputSpec, prepare
+from edgesplit_cli.demo.whole import WholeModel
+from harness import Agent, Cloud, eventually, frame_input, frames
+
+
+@pytest.fixture(scope="module")
+def digits(cloud: Cloud) -> WholeModel:
+    """The digits model, pushed; the whole of it to compare with."""
+    cloud.push_digits()
+    return WholeModel(cloud.api.download("/v1/models/digits/optimised"))
+
+
+@pytest.fixture(scope="module")
+def device(cloud: Cloud, digits: WholeModel) -> Agent:
+    """One emulated Raspberry Pi 4."""
+    return cloud.agent("pi4")
+
+
+def whole_answers(cloud: Cloud, digits: WholeModel, count: int) -> list[tuple[bytes, np.ndarray]]:
+    """Frames with what the whole model answers."""
+    spec = msgspec.convert(cloud.api.get("/v1/models/digits")["input_spec"], InputSpec)
+    return [(jpeg, digits.run(prepare(spec, jpeg))) for jpeg, _ in frames(count)]
+
+
+def layer_names(cloud: Cloud) -> list[str]:
+    return [layer["name"] for layer in cloud.json("model", "show", "digits")["layers"]]
+
+
+def test_a_forced_cut_answers_exactly_as_the_whole_model(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
+    """One device, one forced cut inside the model, signed slices over MQTT: bit for bit the whole model's answer."""
+    layers = layer_names(cloud)
+    cut_after = layers[len(layers) // 3]
+    cloud.edgectl("deploy", "digits", "--partition", cut_after, "--to", "pi4", "--wait", "60")
+
+    for jpeg, expected in whole_answers(cloud, digits, 8):
+        answer = eventually("an answer with the cloud's help", lambda j=jpeg: _helped(device, j))
+        assert np.array_equal(answer.outputs["probabilities"], expected)
+        assert answer.report.after == cut_after
+        assert answer.report.up_bytes > 0
+        assert answer.report.emulated
+
+
+def _helped(device: Agent, jpeg: bytes) -> object | None:
+    answer = device.infer("digits", frame_input(jpeg))
+    return None if answer.report.fallback or answer.report.row == "local" else answer
+
+
+@pytest.mark.parametrize("partition", ["device", "cloud", "auto"])
+def test_each_partition_gives_the_same_answer(cloud: Cloud, digits: WholeModel, device: Agent, partition: str) -> None:
+    """Where the layers run changes the time an answer takes, never the answer."""
+    cloud.edgectl("deploy", "digits", "--partition", partition, "--to", "pi4", "--wait", "60")
+
+    for jpeg, expected in whole_answers(cloud, digits, 4):
+        answer = device.infer("digits", frame_input(jpeg))
+        assert np.array_equal(answer.outputs["probabilities"], expected)
+        if partition == "device":
+            assert answer.report.row == "local"
+
+
+def test_the_device_list_shows_who_runs_what(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
+    """Online, its model, the cut in use and the latency: as the agent reported them."""
+    cloud.edgectl("deploy", "digits", "--partition", "device", "--to", "pi4", "--wait", "60")
+    device.infer("digits", frame_input(frames(1)[0][0]))
+
+    def seen() -> bool:
+        shown = cloud.json("device", "show", "pi4")
+        windows = (shown.get("telemetry") or {}).get("models") or []
+        return shown["state"] == "online" and any(one["row"] == "local" and one["latency_p50_s"] > 0 for one in windows)
+
+    eventually("telemetry of the local row", seen)
+    assert "pi4" in cloud.edgectl("device", "list")
+
+
+def test_without_the_offload_server_the_device_finishes_alone(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
+    """The offload server is gone mid-stream: every request is still answered, and as the whole model answers."""
+    cloud.edgectl("deploy", "digits", "--partition", "cloud", "--to", "pi4", "--wait", "60")
+    expected = whole_answers(cloud, digits, 6)
+    eventually("an answer with the cloud's help", lambda: _helped(device, expected[0][0]))
+    claim = cloud.folder / "lonely.claim.json"
+    cloud.edgectl("device", "claim", "lonely", "--profile", "raspberrypi4", "--out", str(claim))
+    lonely = Agent(cloud, "lonely", claim, "--offload", "127.0.0.1:9")
+    cloud.agents.append(lonely)
+    lonely.start()
+    cloud.edgectl("deploy", "digits", "--partition", "cloud", "--to", "lonely", "--wait", "60")
+
+    answers = [lonely.infer("digits", frame_input(jpeg)) for jpeg, _ in expected]
+
+    assert all(np.array_equal(a.outputs["probabilities"], e) for a, (_, e) in zip(answers, expected, strict=True))
+    assert answers[0].report.fallback or answers[0].report.row == "local"
+
+
+def test_a_killed_device_is_not_shown_as_alive_and_comes_back(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
+    """SIGKILL: the broker's last will says so; after a restart the same identity is online with what it had."""
+    cloud.edgectl("deploy", "digits", "--partition", "auto", "--to", "pi4", "--wait", "60")
+
+    device.process.kill()
+
+    eventually("pi4 is shown as gone", lambda: cloud.json("device", "show", "pi4")["state"] != "online")
+    device.start()
+    assert device.infer("digits", frame_input(frames(1)[0][0])).outputs["probabilities"].shape == (1, 10)
+
+
+def test_a_second_start_finds_everything_again_and_a_device_without_network_serves_what_it_had(
+    cloud: Cloud, digits: WholeModel, device: Agent
+) -> None:
+    """The controller is killed; the device restarts alone and answers; the controller restarts and knows all of it."""
+    cloud.edgectl("deploy", "digits", "--partition", "auto", "--to", "pi4", "--wait", "60")
+    before = cloud.json("model", "list"), cloud.json("deployments")
+    jpeg, expected = whole_answers(cloud, digits, 1)[0]
+
+    cloud.process.kill()
+    device.process.kill()
+    device.process.start()
+    answer = eventually("an answer without any network", lambda: device.infer("digits", frame_input(jpeg)))
+    assert np.array_equal(answer.outputs["probabilities"], expected)
+
+    cloud.start()
+    assert (cloud.json("model", "list"), cloud.json("deployments")) == before
+    eventually("pi4 is online again", lambda: cloud.json("device", "show", "pi4")["state"] == "online")

@@ -1,0 +1,477 @@
+"""The controller as a process with its real broker, seen from outside: by HTTPS, and by a device over MQTT."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import queue
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+import pytest
+
+from edgesplit import messages
+from edgesplit.identity import Credentials, certificate_request, load_or_make_key
+from edgesplit.limits import LIMITS
+from edgesplit.mqtt import Session
+from edgesplit.release import Manifest, Statement, decode_manifest
+from edgesplit.trust import TrustStore
+
+PATIENCE_S = 60.0
+RUN = """
+import sys
+from pathlib import Path
+from edgesplit.errors import EdgeError
+from edgesplit_controller.settings import Settings
+from edgesplit_controller.up import run
+ports = dict(api_port=0, mqtt_port=0, offload_port=0) | {k: int(v) for k, v in (a.split("=") for a in sys.argv[2:])}
+try:
+    run(Settings(data=Path(sys.argv[1]), offload=False, **ports), ready=lambda _: print("ready", flush=True))
+except EdgeError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+    sys.exit(error.exit_code)
+"""
+T = TypeVar("T")
+
+
+def eventually(what: str, holds: Callable[[], T | None]) -> T:
+    """Poll until `holds` gives something true."""
+    until = monotonic() + PATIENCE_S
+    tick = threading.Event()
+    while monotonic() < until:
+        if found := holds():
+            return found
+        tick.wait(0.03)
+    raise AssertionError(f"never came: {what}")
+
+
+def tiny_model(seed: int = 0) -> bytes:
+    """Two convolutions, a pool and a classifier, as an ONNX file."""
+    rng = np.random.default_rng(seed)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) * 0.3, name)
+
+    nodes = [
+        onnx.helper.make_node("Conv", ["image", "w1"], ["a"], "conv1", kernel_shape=[3, 3], strides=[2, 2]),
+        onnx.helper.make_node("Relu", ["a"], ["b"], "relu1"),
+        onnx.helper.make_node("Conv", ["b", "w2"], ["c"], "conv2", kernel_shape=[3, 3]),
+        onnx.helper.make_node("Relu", ["c"], ["d"], "relu2"),
+        onnx.helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
+        onnx.helper.make_node("Flatten", ["e"], ["f"], "flatten"),
+        onnx.helper.make_node("Gemm", ["f", "w3"], ["scores"], "classify"),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "tiny",
+        [onnx.helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, [1, 3, 32, 32])],
+        [onnx.helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, [1, 10])],
+        [weight("w1", 8, 3, 3, 3), weight("w2", 64, 8, 3, 3), weight("w3", 64, 10)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    raw: bytes = model.SerializeToString()
+    return raw
+
+
+class Up:
+    """A controller process on one data folder."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, *ports: str) -> str:
+        """Start it; what it said first."""
+        command = [sys.executable, "-c", RUN, str(self.data), *ports]
+        log = (self.data.parent / "up.log").open("ab")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """End it; its status."""
+        assert self.process is not None
+        self.process.send_signal(how)
+        status = self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """controller.json."""
+        found: dict[str, Any] = json.loads((self.data / "controller.json").read_text())
+        return found
+
+    def call(self, method: str, path: str, body: Any = None, token: str | None = "") -> tuple[int, Any]:
+        """One HTTPS call: status and decoded JSON. `token` None: without one; empty: the operator's."""
+        context = ssl.create_default_context(cadata=(self.data / "ca.pem").read_text())
+        host, port = self.told["api_url"].removeprefix("https://").split(":")
+        connection = http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=context)
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
+        kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+        shown = (self.data / "operator.token").read_text().strip() if token == "" else token
+        headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {shown}"} if shown else {})
+        try:
+            connection.request(method, path, raw, headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def ok(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer of a call that must succeed."""
+        status, answer = self.call(method, path, body)
+        assert status == 200, answer
+        return answer
+
+
+class Device:
+    """A device made of the SDK alone: enrols, connects, fetches over MQTT."""
+
+    def __init__(self, up: Up, claim: dict[str, Any], folder: Path) -> None:
+        self.name = claim["device"]
+        self.claim = claim
+        folder.mkdir(parents=True)
+        key = load_or_make_key(folder / "device.key")
+        self.csr = certificate_request(key, self.name).decode()
+        status, enrolled = up.call("POST", "/v1/enrol", {"token": claim["token"], "csr_pem": self.csr}, token=None)
+        assert status == 200, enrolled
+        (folder / "device.pem").write_text(enrolled["certificate_pem"])
+        (folder / "ca.pem").write_text(enrolled["ca_pem"])
+        credentials = Credentials(folder / "device.key", folder / "device.pem", folder / "ca.pem")
+        self.came: dict[str, queue.Queue[tuple[bytes, bytes | None]]] = {}
+        self.number = 1
+        self.session = Session(
+            enrolled["broker_host"],
+            enrolled["broker_port"],
+            self.name,
+            credentials.client_context(),
+            on_message=lambda topic, payload, correlation: self._queue(topic).put((payload, correlation)),
+            will=(messages.topic(self.name, "birth"), messages.encode(messages.Death(self.number)), True),
+        )
+        self.session.subscribe([messages.topic(self.name, kind) for kind in ("desired", "fetched")], qos=1)
+        self.trust = TrustStore(folder / "trust", claim["tuf_root"].encode())
+
+    def _queue(self, topic: str) -> queue.Queue[tuple[bytes, bytes | None]]:
+        return self.came.setdefault(topic, queue.Queue())
+
+    def connect(self) -> None:
+        """Connect and say so."""
+        self.session.start()
+        assert self.session.wait_connected(PATIENCE_S), self.session.problem
+        birth = messages.Birth(self.number, 0.1, "test", self.claim["device_class"], True, "http://127.0.0.1:1")
+        self.say("birth", birth, qos=1, retain=True)
+
+    def say(self, kind: messages.Kind, message: messages.Message, *, qos: int = 0, retain: bool = False) -> None:
+        self.session.publish(
+            messages.topic(self.name, kind), messages.encode(message), qos=qos, retain=retain, wait_s=10
+        )
+
+    def next(self, topic: str) -> tuple[bytes, bytes | None]:
+        return self._queue(topic).get(timeout=PATIENCE_S)
+
+    def statement(self) -> Statement:
+        """The next statement, believed."""
+        raw = self.next(messages.topic(self.name, "desired"))[0]
+        self.trust.refresh(self.fetch)
+        return self.trust.statement(raw, self.name, install=True)
+
+    def fetch(self, path: str, max_bytes: int) -> bytes:
+        """A metadata file over MQTT."""
+        correlation = os.urandom(8)
+        topic, wish = messages.topic(self.name, "fetch"), messages.encode(messages.FetchMetadata(path))
+        self.session.publish(topic, wish, correlation=correlation, wait_s=10)
+        data = b""
+        while True:
+            raw, answered = self.next(messages.topic(self.name, "fetched"))
+            assert answered == correlation
+            piece = messages.decode(raw, messages.Fetched)
+            if piece.total < 0:
+                raise FileNotFoundError(path)
+            assert piece.offset == len(data) and len(piece.data) <= 65_536
+            data += piece.data
+            if len(data) == piece.total:
+                assert len(data) <= max_bytes
+                return data
+
+    def chunks(self, release: str, wanted: list[str]) -> dict[str, bytes]:
+        """Chunks by digest, in windows."""
+        found: dict[str, bytes] = {}
+        for start in range(0, len(wanted), LIMITS.window_chunks):
+            window = wanted[start : start + LIMITS.window_chunks]
+            self.session.subscribe([messages.chunk_topic(one) for one in window], qos=0)
+            self.say("fetch", messages.FetchChunks(release, tuple(window)))
+            found.update({one: self.next(messages.chunk_topic(one))[0] for one in window})
+        return found
+
+    def vanish(self) -> None:
+        """Lose the connection without a goodbye, for good."""
+        self.session._stopping.set()
+        connection = self.session._client.socket()
+        assert connection is not None
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A controller with the tiny model pushed."""
+    running = Up(tmp_path_factory.mktemp("controller") / "data")
+    assert running.start() == "ready"
+    running.ok("POST", "/v1/models?name=tiny", tiny_model())
+    yield running
+    if running.process is not None and running.process.poll() is None:
+        running.end()
+
+
+def enrolled(up: Up, name: str, folder: Path, **more: Any) -> Device:
+    """A device that was claimed, has enrolled and is connected."""
+    claim = up.ok("POST", "/v1/devices/claims", {"device": name, "device_class": "raspberrypi4", **more})
+    device = Device(up, claim, folder / name)
+    device.connect()
+    return device
+
+
+def test_a_deployed_release_is_verified_and_fetched_over_mqtt(up: Up, tmp_path: Path) -> None:
+    """Claim, enrolment, statement, metadata, manifest and every chunk: what a device gets leads back to its claim."""
+    device = enrolled(up, "pi-one", tmp_path, link="lte")
+
+    made = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "conv1", "to": ["pi-one"]})
+
+    statement = device.statement()
+    assert [(one.model, one.release) for one in statement.releases] == [("tiny", made["release"])]
+    raw = device.trust.manifest(made["release"], device.fetch)
+    manifest: Manifest = decode_manifest(raw)
+    assert manifest.model == "tiny@1" and list(manifest.plans) == ["raspberrypi4"]
+    assert {row.after for row in manifest.plans["raspberrypi4"].rows} == {"conv1", "classify"}
+    wanted = [*manifest.chunks(), *(chunk.sha256 for one in manifest.golden for chunk in (one.request, one.response))]
+    chunks = device.chunks(made["release"], wanted)
+    assert all(hashlib.sha256(data).hexdigest() == name for name, data in chunks.items())
+    assert (up.data / "offload" / "releases" / made["release"] / "manifest.json").read_bytes() == raw
+    device.session.stop()
+
+
+def test_deploying_the_same_again_is_the_same_release_under_a_higher_counter(up: Up, tmp_path: Path) -> None:
+    """Nothing changed, so nothing is fetched: the digest stays, the statement is newer."""
+    device = enrolled(up, "pi-again", tmp_path)
+    first = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "device", "to": ["pi-again"]})
+    before = device.statement()
+
+    second = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "device", "to": ["pi-again"]})
+
+    assert second["release"] == first["release"] and second["deployment"] > first["deployment"]
+    assert device.statement().counter > before.counter
+    device.session.stop()
+
+
+def test_one_release_serves_a_group_of_different_devices(up: Up, tmp_path: Path) -> None:
+    """A plan per device class in one signed unit; the statement of each device names it."""
+    pi = enrolled(up, "pi-group", tmp_path, group="cameras")
+    nano_claim = {"device": "nano-group", "device_class": "jetson-nano", "group": "cameras", "link": "3g"}
+    nano = Device(up, up.ok("POST", "/v1/devices/claims", nano_claim), tmp_path / "nano")
+    nano.connect()
+
+    limits = {"keep_raw_input": True}
+    made = up.ok("POST", "/v1/deployments", {"model": "tiny", "to": ["group=cameras"], "limits": limits})
+
+    assert made["devices"] == ["nano-group", "pi-group"]
+    assert {plan["device_class"] for plan in made["plans"]} == {"jetson-nano", "raspberrypi4"}
+    assert all("image" in plan["never_leaves"] for plan in made["plans"])
+    for device in (pi, nano):
+        assert device.statement().releases[0].release == made["release"]
+        device.session.stop()
+
+
+def test_a_device_is_online_only_while_its_session_lives(up: Up, tmp_path: Path) -> None:
+    """Birth and telemetry make it online; when its connection breaks, the broker's word makes it offline at once."""
+    device = enrolled(up, "pi-mortal", tmp_path)
+    window = messages.Window(model="tiny", release="r", row="local", requests=3, latency_p50_s=0.01, latency_p95_s=0.02)
+    said = messages.Telemetry(
+        session=1, sequence=1, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True, models=(window,)
+    )
+
+    def shown() -> Any:
+        return up.ok("GET", "/v1/devices/pi-mortal")
+
+    eventually("it is online", lambda: shown()["state"] == "online")
+    device.say("telemetry", said)
+    eventually("its telemetry", lambda: (shown()["telemetry"] or {}).get("models"))
+    assert shown()["emulated"] and up.ok("GET", "/v1/telemetry/pi-mortal")[0]["models"][0]["row"] == "local"
+
+    device.vanish()
+
+    eventually("it is offline", lambda: shown()["state"] == "offline")
+
+
+def test_malformed_words_of_a_device_harm_nobody(up: Up, tmp_path: Path) -> None:
+    """Garbage on each topic a device may write, and the controller goes on answering it."""
+    device = enrolled(up, "pi-rude", tmp_path)
+    for kind in ("birth", "reported", "telemetry", "fetch"):
+        for garbage in (b"\xff" * 1_000, b"\x93\x01", b"\x81\xa4type\xa5birth", os.urandom(64)):
+            device.session.publish(messages.topic("pi-rude", kind), garbage, qos=1, wait_s=10)
+
+    strange = messages.FetchChunks("0" * 64, ("1" * 64,))
+    device.say("fetch", strange)
+
+    with pytest.raises(FileNotFoundError):
+        device.fetch("targets/../../keys/ca.key", 1_000)
+    device.trust.refresh(device.fetch)
+    device.session.stop()
+
+
+def test_a_claim_enrols_one_key_once(up: Up, tmp_path: Path) -> None:
+    """The same key may ask again, for the answer may have been lost; another key may not."""
+    claim = up.ok("POST", "/v1/devices/claims", {"device": "pi-claim", "device_class": "raspberrypi4"})
+    device = Device(up, claim, tmp_path / "right")
+
+    again = up.call("POST", "/v1/enrol", {"token": claim["token"], "csr_pem": device.csr}, token=None)
+    thief = certificate_request(load_or_make_key(tmp_path / "thief.key"), "pi-claim").decode()
+    stolen = up.call("POST", "/v1/enrol", {"token": claim["token"], "csr_pem": thief}, token=None)
+    guessed = up.call("POST", "/v1/enrol", {"token": "guess", "csr_pem": thief}, token=None)
+
+    assert again[0] == 200 and again[1]["device"] == "pi-claim"
+    assert stolen[0] == guessed[0] == 401 and stolen[1] == guessed[1]
+    assert "token" not in json.dumps(up.ok("GET", "/v1/events"))
+
+
+def test_a_revoked_device_is_forgotten(up: Up, tmp_path: Path) -> None:
+    """What it was told is taken back, it is no target any more, and its name needs a new claim."""
+    device = enrolled(up, "pi-revoked", tmp_path)
+    up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "device", "to": ["pi-revoked"]})
+    device.statement()
+
+    up.ok("DELETE", "/v1/devices/pi-revoked")
+
+    assert device.next(messages.topic("pi-revoked", "desired"))[0] == b""
+    assert up.ok("GET", "/v1/devices/pi-revoked")["state"] == "revoked"
+    status, answer = up.call("POST", "/v1/deployments", {"model": "tiny", "to": ["pi-revoked"]})
+    assert status == 404 and answer["kind"] == "NotFound"
+    device.session.stop()
+
+
+REFUSED = [
+    ("GET", "/v1/models/tyni", None, 404, "did you mean tiny?"),
+    ("GET", "/v1/models/tiny@7", None, 404, "tiny@1"),
+    ("GET", "/v1/models/TINY", None, 400, "not a model name"),
+    ("POST", "/v1/models?name=cut", tiny_model()[:900], 422, ""),
+    ("POST", "/v1/models?name=text", b"hello", 422, "not a model"),
+    ("POST", "/v1/models?name=tiny&input=image/png", tiny_model(), 400, "image/jpeg"),
+    ("POST", "/v1/models?name=tiny&bind=batch", tiny_model(), 400, "DIMENSION=LENGTH"),
+    ("POST", "/v1/plans", {"model": "tiny", "device": "raspberypi4"}, 404, "did you mean raspberrypi4"),
+    ("POST", "/v1/plans", {"model": "tiny", "device": "/etc/passwd.yaml"}, 404, "device profile"),
+    ("POST", "/v1/plans", {"model": "tiny", "device": "raspberrypi4", "partition": "conv9"}, 400, "conv"),
+    ("POST", "/v1/plans", {"model": "tiny", "device": "raspberrypi4", "link": "fast"}, 400, ""),
+    ("POST", "/v1/plans", {"model": "tiny", "device": "raspberrypi4", "colour": 1}, 400, "colour"),
+    ("POST", "/v1/deployments", {"model": "tiny", "to": []}, 400, "no target"),
+    ("POST", "/v1/deployments", {"model": "tiny", "to": ["group=none"]}, 404, "group"),
+    ("POST", "/v1/devices/claims", {"device": "Pi", "device_class": "raspberrypi4"}, 400, "not a device name"),
+    ("POST", "/v1/devices/claims", {"device": "pi", "device_class": "zx81"}, 404, "device profile"),
+    ("POST", "/v1/models/tiny/samples", {"samples": [{"frame": "AAAA"}]}, 400, "takes tensors"),
+    ("POST", "/v1/devices/claims", b"x" * 1_100_000, 413, "longer than"),
+    ("GET", "/v1/nothing", None, 404, "Not Found"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "text"), REFUSED, ids=lambda one: str(one)[:40])
+def test_what_cannot_be_is_refused_with_the_reason(
+    up: Up, method: str, path: str, body: Any, status: int, text: str
+) -> None:
+    """Each refusal has its status, its kind, and a text that helps."""
+    got, answer = up.call(method, path, body)
+    assert (got, text in answer["error"]) == (status, True), answer
+    assert answer["kind"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/devices", "/v1/events", "/v1/deployments", "/v1/devices/x"])
+def test_nothing_is_told_without_the_operators_token(up: Up, path: str) -> None:
+    """No token, or a wrong one: 401, and health alone answers."""
+    assert up.call("GET", path, token=None)[0] == 401
+    assert up.call("GET", path, token="wrong")[0] == 401
+    assert up.call("GET", "/v1/health", token=None)[0] == 200
+
+
+def test_pushing_the_same_again_gives_the_same_version(up: Up) -> None:
+    """A model is named by its content: only other bytes are another version."""
+    again = up.ok("POST", "/v1/models?name=tiny", tiny_model())
+    other = up.ok("POST", "/v1/models?name=other", tiny_model(seed=1))
+    changed = up.ok("POST", "/v1/models?name=other", tiny_model(seed=2))
+
+    assert (again["model"], again["created"]) == ("tiny@1", False)
+    assert (other["model"], changed["model"]) == ("other@1", "other@2")
+    assert up.ok("GET", "/v1/models/other")["model"] == "other@2"
+
+
+def test_a_plan_shows_its_candidates_and_costs(up: Up) -> None:
+    """Measured here, predicted there: all-local and all-remote stand beside the best."""
+    made = up.ok("POST", "/v1/plans", {"model": "tiny", "device": "raspberrypi4", "link": "8mbit/40ms"})
+    costs = up.ok("GET", "/v1/models/tiny/costs?device=raspberrypi4")
+
+    assert {"local", "remote"} <= {one["name"] for one in made["candidates"]}
+    assert made["certificate"]["lower_bound"] <= made["seconds"]
+    assert costs["format"] == "edgesplit.costs/1" and costs["tiers"] == ["device", "cloud"]
+
+
+def test_a_second_controller_on_the_same_folder_says_so(up: Up) -> None:
+    """One clear line, and the first goes on."""
+    other = Up(up.data)
+    said = other.start()
+    assert said.startswith(f"UsageError: a controller runs on {up.data} already")
+    assert other.process is not None and other.process.wait(PATIENCE_S) == 2
+    assert up.call("GET", "/v1/health")[0] == 200
+
+
+def test_a_taken_port_and_a_folder_that_cannot_be_written_are_one_line_each(up: Up, tmp_path: Path) -> None:
+    """What stands in the way is named, with what to do."""
+    port = int(up.told["api_url"].rpartition(":")[2])
+    taken = Up(tmp_path / "data").start(f"api_port={port}")
+    assert f"port {port} on 127.0.0.1 is taken by another program; choose another with --api-port" in taken
+    (tmp_path / "file").write_text("")
+    assert "cannot write in" in Up(tmp_path / "file").start()
+
+
+def test_a_killed_broker_comes_back_and_is_told_everything(up: Up, tmp_path: Path) -> None:
+    """SIGKILL of mosquitto: it is started again, and a deployment made meanwhile reaches the device."""
+    device = enrolled(up, "pi-broker", tmp_path)
+    pid_file = up.data / "broker" / "mosquitto.pid"
+    killed = int(pid_file.read_text())
+
+    os.kill(killed, signal.SIGKILL)
+    made = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "device", "to": ["pi-broker"]})
+
+    assert device.statement().releases[0].release == made["release"]
+    assert int(pid_file.read_text()) != killed
+    device.session.stop()
+
+
+def test_after_sigkill_a_second_start_finds_everything_again(up: Up, tmp_path: Path) -> None:
+    """Models, releases, devices, keys and ports are there; a device that reconnects is told the same, and may fetch."""
+    device = enrolled(up, "pi-after", tmp_path)
+    made = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "cloud", "to": ["pi-after"]})
+    before = device.statement()
+    paths = ("/v1/models", "/v1/deployments", "/v1/releases")
+    kept = [up.ok("GET", path) for path in paths]
+    told = up.told
+
+    up.end(signal.SIGKILL)
+    assert up.start() == "ready"
+
+    assert [up.ok("GET", path) for path in paths] == kept
+    assert {name: up.told[name] for name in told if name != "pid"} == {k: v for k, v in told.items() if k != "pid"}
+    assert device.session.wait_connected(PATIENCE_S)
+    after = device.statement()
+    assert after == before and after.releases[0].release == made["release"]
+    assert up.ok("GET", "/v1/devices/pi-after")["desired"][0]["release"] == made["release"]
+    device.session.stop()
+    assert up.end() == 0 and not (up.data / "controller.json").exists()

@@ -1,0 +1,52 @@
+"""A small model and a registry on a folder, for the controller's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.database import Database, Model
+from edgesplit_controller.registry import Registry
+
+
+def a_model(seed: int = 0, batch: int | str = 1) -> bytes:
+    """A convolution, a pool and a classifier."""
+    rng = np.random.default_rng(seed)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+
+    nodes = [
+        onnx.helper.make_node("Conv", ["image", "w1"], ["a"], "conv", kernel_shape=[3, 3]),
+        onnx.helper.make_node("GlobalAveragePool", ["a"], ["b"], "pool"),
+        onnx.helper.make_node("Flatten", ["b"], ["c"], "flatten"),
+        onnx.helper.make_node("Gemm", ["c", "w2"], ["scores"], "classify"),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "small",
+        [onnx.helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, [batch, 3, 16, 16])],
+        [onnx.helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, [batch, 5])],
+        [weight("w1", 4, 3, 3, 3), weight("w2", 4, 5)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    raw: bytes = model.SerializeToString()
+    return raw
+
+
+class Bench:
+    """A registry on a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.blobs = BlobStore(folder / "blobs")
+        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        self.registry = Registry(self.database, self.blobs, now=lambda: 1_000.0)
+
+    def push(self, raw: bytes, name: str = "small", **options: object) -> Model:
+        """Push these bytes."""
+        part = self.blobs.incoming_file()
+        part.write_bytes(raw)
+        return self.registry.push(part, name, **options)  # type: ignore[arg-type]

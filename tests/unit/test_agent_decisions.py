@@ -1,0 +1,208 @@
+"""The agent's pure decisions, as tables: patience, breaker, link estimates, answering once."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
+from edgesplit.plan import Link
+from edgesplit_agent.breaker import LONGEST_PAUSE_S, Breaker
+from edgesplit_agent.link_meter import LinkMeter, probe_due
+from edgesplit_agent.once import Once, key_of
+from edgesplit_agent.patience import patience_s, tail_s
+
+LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "tail", "predicted_s", "expected"),
+    [
+        (2.0, 0.5, 0.01, 0.25),  # a quick cloud is given a quarter of a second
+        (2.0, 0.5, 0.2, 0.6),  # a slower one three times what it should take
+        (1.0, 0.5, 0.2, 0.37),  # but never past the moment when the tail must start
+        (0.5, 0.5, 0.2, 0.0),  # too late for that already: both at once
+        (2.0, None, 0.1, 1.97),  # nothing to finish with: wait to the last
+        (-1.0, None, 0.1, 0.0),
+    ],
+)
+def test_patience(left_s: float, tail: float | None, predicted_s: float, expected: float) -> None:
+    """The cloud is waited for as long as it deserves and the deadline allows, and no longer."""
+    assert patience_s(left_s, tail, predicted_s, margin_s=0.03) == pytest.approx(expected)
+
+
+def test_the_tail_is_timed_by_measurement_before_prediction() -> None:
+    """A slice that ran here counts as it ran; another as predicted, times the device's slow-down."""
+    assert tail_s(["a", "b", "c"], {"a": 0.5}, {"a": 9.0, "b": 0.1}, slowdown=2.0) == pytest.approx(0.7)
+
+
+def test_breaker_opens_after_three_failures_in_a_row() -> None:
+    """Two failures are bad luck, the third leaves the cloud alone; a success in between starts the count anew."""
+    breaker = Breaker().failed(0.0, 0.5).failed(0.0, 0.5)
+    assert breaker.lets_through
+    assert breaker.succeeded().failed(0.0, 0.5).lets_through
+    assert not breaker.failed(0.0, 0.5).lets_through
+
+
+def test_breaker_opens_at_once_when_nobody_listens() -> None:
+    """A refused connection is no accident."""
+    assert not Breaker().failed(0.0, 0.5, refused=True).lets_through
+
+
+def test_breaker_pauses_grow_to_a_bound_and_never_in_step() -> None:
+    """Half-open probes back off to two seconds at most, each device at its own moment."""
+    pauses, breaker, now = [], Breaker(), 0.0
+    for _ in range(8):
+        breaker = breaker.failed(now, 1.0, refused=True)
+        pauses.append(breaker.probe_at - now)
+        now = breaker.probe_at
+    assert pauses[0] == pytest.approx(0.25) and pauses[-1] == pytest.approx(LONGEST_PAUSE_S)
+    assert all(later >= sooner for sooner, later in pairwise(pauses))
+    jittered = {Breaker().failed(0.0, jitter, refused=True).probe_at for jitter in (0.0, 0.3, 0.9)}
+    assert len(jittered) == 3
+
+
+def test_after_a_probe_one_failure_reopens_and_one_success_closes() -> None:
+    """A server that answers health but not requests does not get three more of them."""
+    trial = Breaker().failed(0.0, 1.0, refused=True).probed()
+    assert trial.lets_through
+    assert not trial.failed(1.0, 1.0).lets_through
+    assert trial.failed(1.0, 1.0).probe_at - 1.0 > 0.25
+    assert trial.succeeded() == Breaker()
+
+
+def answered(meter: LinkMeter, link: Link, up: int, times: int) -> LinkMeter:
+    for _ in range(times):
+        meter = meter.transferred(up, 200, link.rtt_s + up / link.up_bytes_per_s + 200 / link.down_bytes_per_s)
+    return meter
+
+
+@pytest.mark.parametrize("up_bytes", [3_000, 16_384, 200_000])
+def test_a_drop_to_a_tenth_is_noticed_within_a_few_requests(up_bytes: int) -> None:
+    """Three requests at a tenth of the rate, and the estimate is nearer to the tenth than to what was."""
+    slow = Link(up_bytes_per_s=LTE.up_bytes_per_s / 10, down_bytes_per_s=LTE.down_bytes_per_s, rtt_s=LTE.rtt_s)
+    meter = answered(answered(LinkMeter.of(LTE), LTE, up_bytes, 5), slow, up_bytes, 3)
+    assert meter.link.up_bytes_per_s < LTE.up_bytes_per_s / 5
+
+
+def test_recovery_is_noticed_within_two_probes() -> None:
+    """What the idle probe sends (16 KiB every two seconds) brings the estimate back within a few seconds."""
+    slow = Link(up_bytes_per_s=LTE.up_bytes_per_s / 10, down_bytes_per_s=LTE.down_bytes_per_s, rtt_s=LTE.rtt_s)
+    meter = answered(answered(LinkMeter.of(LTE), slow, 16_384, 6), LTE, 16_384, 2)
+    assert meter.link.up_bytes_per_s > LTE.up_bytes_per_s / 2
+
+
+def test_a_small_transfers_jitter_does_not_move_the_rate() -> None:
+    """Five milliseconds more on a hundred bytes say nothing about megabits."""
+    meter = LinkMeter.of(LTE).transferred(100, 100, LTE.rtt_s + 0.005)
+    assert meter.link.up_bytes_per_s == pytest.approx(LTE.up_bytes_per_s, rel=0.05)
+
+
+def test_a_transfer_that_was_given_up_can_only_make_the_link_slower() -> None:
+    """No answer within a second: at least that slow; no answer within a millisecond: nothing learnt."""
+    meter = LinkMeter.of(LTE)
+    assert meter.gave_up(20_000, 1.0).link.up_bytes_per_s < LTE.up_bytes_per_s / 3
+    assert meter.gave_up(20_000, 0.061) == meter
+    assert meter.gave_up(0, 5.0) == meter
+
+
+def test_the_meter_learns_load_slowdown_and_round_trip() -> None:
+    """Each converges on what is seen, and none leaves its bounds."""
+    meter = LinkMeter.of(LTE)
+    for _ in range(20):
+        meter = meter.loaded(3.0).computed(0.2, 0.1).round_trip(0.09)
+    assert meter.server_load == pytest.approx(3.0, rel=0.01)
+    assert meter.device_slowdown == pytest.approx(2.0, rel=0.01)
+    assert meter.rtt_s == pytest.approx(0.09, rel=0.01)
+    assert meter.loaded(0.0).server_load >= 1.0
+    assert meter.computed(1.0, 0.0) == meter
+
+
+def test_probe_only_when_nothing_else_was_sent() -> None:
+    """Traffic measures by itself."""
+    assert probe_due(10.0, 7.9, 2.0)
+    assert not probe_due(10.0, 8.5, 2.0)
+
+
+def test_a_retry_joins_the_request_that_runs() -> None:
+    """Two calls with one id: the work is done once, both get its result."""
+    once: Once[str] = Once()
+    entered, release = threading.Event(), threading.Event()
+    runs, results = [], []
+
+    def work() -> str:
+        runs.append(1)
+        entered.set()
+        release.wait(10)
+        return f"answer {len(runs)}"
+
+    def call() -> None:
+        results.append(once.answer(("m", "1"), 10.0, work))
+
+    first = threading.Thread(target=call)
+    first.start()
+    entered.wait(10)
+    second = threading.Thread(target=call)
+    second.start()
+    release.set()
+    first.join(10)
+    second.join(10)
+    assert results == ["answer 1", "answer 1"] and len(runs) == 1
+    assert once.answer(("m", "1"), 1.0, work) == "answer 1"
+
+
+def test_a_failed_link_may_be_tried_again_and_a_failed_model_not() -> None:
+    """What the network did is not the request's last word; what the model did is."""
+    once: Once[str] = Once()
+
+    def fails(error: Exception) -> str:
+        raise error
+
+    with pytest.raises(LinkError):
+        once.answer(("m", "1"), 1.0, lambda: fails(LinkError("gone")))
+    assert once.answer(("m", "1"), 1.0, lambda: "now") == "now"
+    with pytest.raises(InferenceFailed):
+        once.answer(("m", "2"), 1.0, lambda: fails(InferenceFailed("shape")))
+    with pytest.raises(InferenceFailed):
+        once.answer(("m", "2"), 1.0, lambda: "other")
+
+
+def test_a_retry_does_not_wait_beyond_its_own_deadline() -> None:
+    """The first one still runs: the retry gets a typed error in time."""
+    once: Once[str] = Once()
+    entered, release = threading.Event(), threading.Event()
+
+    def work() -> str:
+        entered.set()
+        release.wait(10)
+        return "late"
+
+    thread = threading.Thread(target=lambda: once.answer(("m", "1"), 10.0, work))
+    thread.start()
+    entered.wait(10)
+    with pytest.raises(DeadlineExceeded):
+        once.answer(("m", "1"), 0.01, work)
+    release.set()
+    thread.join(10)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """Neither many small nor few large answers are kept for ever."""
+    many: Once[int] = Once(entries=4)
+    large: Once[int] = Once(held_bytes=100, size_of=lambda _: 60)
+    for number in range(20):
+        many.answer(("m", number), 1.0, lambda: 1)
+        large.answer(("m", number), 1.0, lambda: 1)
+    assert len(many._futures) <= 4
+    assert len(large._futures) <= 1
+
+
+def test_one_id_with_other_tensors_is_another_request() -> None:
+    """A client that numbers all its requests 1 gets each its own answer."""
+    one, two = {"x": np.zeros(3, np.float32)}, {"x": np.ones(3, np.float32)}
+    assert key_of("m", "1", one) == key_of("m", "1", {"x": np.zeros(3, np.float32)})
+    assert key_of("m", "1", one) != key_of("m", "1", two)
+    assert key_of("m", "1", one) != key_of("m", "1", {"x": np.zeros((3, 1), np.float32)})

@@ -1,0 +1,207 @@
+"""The engine on a tiny model: rows, privacy, activation, admission. What faults do to it is in tests/faults."""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter
+
+import msgspec
+import numpy as np
+import pytest
+
+from agent_world import CUT, DIGEST, EXPECTED, INPUT, LOCAL, REMOTE, X, active, manifest, programs, world
+from edgesplit import oip
+from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, NotFound, TrustError, UsageError
+from edgesplit.plan import Row
+from edgesplit.release import Chunk, Golden
+from edgesplit_agent.active import check_golden, close, device_slices, plan_for
+from edgesplit_agent.engine import Engine, Settings
+
+
+@pytest.mark.parametrize("row", [LOCAL, CUT, REMOTE])
+def test_every_row_gives_the_same_answer(row: Row) -> None:
+    """Where the slices run changes nothing of what comes out, and the report says where they ran."""
+    with world(row) as (engine, cloud, _):
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+        assert np.array_equal(answer.outputs["y"], EXPECTED)
+        assert answer.report.row == row.name and not answer.report.fallback
+        assert cloud.asked == ([] if row.is_local else [oip.remote_name(DIGEST, "pi4", row.name)])
+        assert (answer.report.up_bytes > 0) == (not row.is_local)
+
+
+def test_a_compressed_body_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that says so sends zstd, and the header length stays that of the body before."""
+    import zstandard
+
+    with world(msgspec.structs.replace(REMOTE, compress=True), LOCAL) as (engine, cloud, _):
+        inner = cloud._handle
+
+        def unpack(request: object) -> object:
+            if request.headers.get("content-encoding") == "zstd":  # type: ignore[attr-defined]
+                body = zstandard.ZstdDecompressor().decompress(request.body, max_output_size=1 << 20)  # type: ignore[attr-defined]
+                object.__setattr__(request, "body", body)
+                packed.append(len(body))
+            return inner(request)  # type: ignore[arg-type]
+
+        packed: list[int] = []
+        cloud.server._handler = unpack  # type: ignore[assignment]
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert packed and not answer.report.fallback and np.array_equal(answer.outputs["y"], EXPECTED)
+
+
+def test_the_plan_decides_by_todays_conditions() -> None:
+    """With the plan's link the cut is best; where the cloud is gone only the local row counts."""
+    with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.001)) as (engine, cloud, _):
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "cut-1"
+        engine._breaker = engine._breaker.failed(float("inf"), 0.0, refused=True)
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "local"
+        assert len(cloud.asked) == 1
+
+
+def test_rows_that_leak_are_not_rows_here() -> None:
+    """A plan forged to send what may never leave is refused on the device, row by row, and whole if nothing is left."""
+    assert [row.name for row in plan_for(manifest(LOCAL, CUT, REMOTE, never_leaves=("x",)), "pi4").rows] == [
+        "local",
+        "cut-1",
+    ]
+    with pytest.raises(TrustError):
+        plan_for(manifest(REMOTE, never_leaves=("x",)), "pi4")
+    with pytest.raises(UsageError):
+        plan_for(manifest(LOCAL), "jetson")
+
+
+def test_a_leaking_row_sends_nothing_even_if_it_was_chosen() -> None:
+    """The second floor: a request that would send what may never leave fails before a byte does."""
+    with world(REMOTE) as (engine, cloud, release):
+        leaky = msgspec.structs.replace(release.plan, never_leaves=("x",))
+        object.__setattr__(release, "plan", leaky)
+        with pytest.raises(UsageError):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=5)
+        assert cloud.asked == []
+
+
+def test_only_this_classs_slices_are_needed() -> None:
+    """What no row runs on the device is neither fetched nor loaded."""
+    assert device_slices(plan_for(manifest(CUT, REMOTE), "pi4")) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{}, {"x": INPUT, "z": INPUT}, {"x": INPUT.astype(np.float64)}, {"x": np.zeros((1, 5), np.float32)}],
+)
+def test_wrong_inputs_are_refused_before_anything_runs(inputs: dict[str, np.ndarray]) -> None:
+    """Missing, unknown, wrong type, wrong shape: one typed error."""
+    with world(LOCAL) as (engine, _, release):
+        with pytest.raises(UsageError):
+            engine.infer("tiny", inputs)
+        assert release.programs["a"].runs == 0  # type: ignore[attr-defined]
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    """And the error says what there is."""
+    with world(LOCAL) as (engine, _, _), pytest.raises(NotFound, match="tiny"):
+        engine.infer("huge", {"x": INPUT})
+
+
+def test_a_request_keeps_the_release_it_began_with() -> None:
+    """E7: a new release is activated while a request runs; it finishes by the old one, the next goes by the new."""
+    steps = programs()
+    steps["b"].may_run.clear()
+    with world(LOCAL, steps=steps) as (engine, _, _):
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(engine.infer("tiny", {"x": INPUT}, deadline_s=15)))
+        thread.start()
+        assert steps["b"].entered.wait(10)
+        engine.serve("tiny", active(LOCAL, digest="b" * 64))
+        steps["b"].may_run.set()
+        thread.join(15)
+        assert answers[0].report.release == DIGEST
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.release == "b" * 64
+
+
+def test_more_requests_than_room_are_turned_away_at_once() -> None:
+    """The queue is bounded: one too many is told so, and takes nobody's place."""
+    steps = programs()
+    steps["a"].may_run.clear()
+    engine = Engine("pi4", None, settings=Settings(in_flight=2))
+    engine.serve("tiny", active(LOCAL, steps=steps))
+    threads = [threading.Thread(target=lambda: engine.infer("tiny", {"x": INPUT}, deadline_s=15)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert steps["a"].entered.wait(10)
+    while engine._running < 2:
+        pass
+    with pytest.raises(Busy):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=15)
+    steps["a"].may_run.set()
+    for thread in threads:
+        thread.join(15)
+    assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=10).outputs["y"], EXPECTED)
+    engine.stop()
+
+
+def test_a_request_behind_a_long_one_fails_before_its_deadline() -> None:
+    """The processor is not free in time: a typed error, and not after the time was up."""
+    steps = programs()
+    steps["a"].may_run.clear()
+    engine = Engine("pi4", None)
+    engine.serve("tiny", active(LOCAL, steps=steps))
+    thread = threading.Thread(target=lambda: engine.infer("tiny", {"x": INPUT}, deadline_s=15))
+    thread.start()
+    assert steps["a"].entered.wait(10)
+    start = perf_counter()
+    with pytest.raises(DeadlineExceeded):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=0.3)
+    assert perf_counter() - start <= 0.3
+    steps["a"].may_run.set()
+    thread.join(15)
+    engine.stop()
+
+
+def test_a_retried_id_gets_the_same_answer_without_running_again() -> None:
+    """Nothing is answered twice: the second asking of an id is given the first one's answer."""
+    with world(LOCAL) as (engine, _, release):
+        first = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
+        again = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
+        assert again is first and engine.joined == 1
+        assert release.programs["a"].runs == 1  # type: ignore[attr-defined]
+
+
+def test_an_emulated_device_says_so() -> None:
+    """Whatever it reports is marked, and takes the device's time."""
+    with world(LOCAL, emulated=True) as (engine, _, _):
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
+        assert report.emulated and report.latency_s >= 0.01
+
+
+def _golden(answer: np.ndarray, *, binary: bool) -> tuple[Golden, dict[str, bytes]]:
+    request = b"".join(oip.encode_request(oip.InferRequest({"x": INPUT}, id="golden"))[0])
+    response = b"".join(oip.encode_response(oip.InferResponse("tiny", {"y": answer}, id="golden"), binary)[0])
+    chunks = {"1" * 64: request, "2" * 64: response}
+    return Golden(Chunk("1" * 64, len(request)), Chunk("2" * 64, len(response))), chunks
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_golden_inputs_pass_and_fail(binary: bool) -> None:
+    """C15: the stored whole answer is met, within another processor's arithmetic; anything else is not committed."""
+    good, chunks = _golden(EXPECTED * np.float32(1 + 1e-6), binary=binary)
+    check_golden(active(LOCAL), good, chunks.__getitem__)
+    bad, wrong = _golden(EXPECTED + np.float32(0.5), binary=binary)
+    with pytest.raises(InferenceFailed):
+        check_golden(active(LOCAL), bad, wrong.__getitem__)
+
+
+def test_nan_is_never_close() -> None:
+    """An answer that became NaN is another answer."""
+    want = np.ones(3, np.float32)
+    assert close(want, want)
+    assert not close(np.array([1, np.nan, 1], np.float32), want)
+    assert not close(want.astype(np.float64), want)
+    assert not close(np.ones((3, 1), np.float32), want)
+
+
+def test_where_the_device_cannot_answer_alone_loading_was_the_test() -> None:
+    """No local row: the golden input has nothing to run on here."""
+    golden, chunks = _golden(EXPECTED, binary=True)
+    check_golden(active(CUT), golden, chunks.__getitem__)
+    assert X.name == "x"

@@ -1,0 +1,278 @@
+"""From the director's wish to what runs: the decision as a table, and the loop with hands that fail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agent_world import eventually
+from edgesplit.errors import EdgeError, LinkError, ModelRefused, TrustError
+from edgesplit.messages import ModelState
+from edgesplit.release import Statement, Wanted
+from edgesplit_agent.updates import (
+    LONGEST_PAUSE_S,
+    Activate,
+    Clean,
+    Consider,
+    DeviceState,
+    FetchManifest,
+    FetchMissing,
+    ReleaseState,
+    Report,
+    Retire,
+    Stage,
+    Step,
+    Updater,
+    Verify,
+    after_failure,
+    model_states,
+    next_step,
+    pause_after,
+    wake_at,
+)
+
+A, B = "a" * 64, "b" * 64
+DONE = ReleaseState(manifest=True, whole=True, staged=True, verified=True)
+
+
+def want(*wanted: tuple[str, str], counter: int = 1) -> Statement:
+    releases = tuple(Wanted(model, release) for model, release in wanted)
+    return Statement(device="cam", releases=releases, counter=counter, expires=2**40)
+
+
+def have(state: ReleaseState | None = None, **more: object) -> DeviceState:
+    return replace(DeviceState(online=True, releases={A: state} if state else {}), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("statement", "state", "expected"),
+    [
+        (None, have(), None),
+        (None, have(reported=False), Report()),
+        (None, have(offer=b"new"), Consider(b"new")),
+        (None, have(offer=b"new", online=False), None),
+        (None, have(offer=b"new", offer_retry_at=11.0), None),
+        (want(("m", A)), have(), FetchManifest(A)),
+        (want(("m", A)), have(online=False), None),
+        (want(("m", A)), have(ReleaseState(manifest=True)), FetchMissing(A)),
+        (want(("m", A)), have(ReleaseState(manifest=True), online=False), None),
+        (want(("m", A)), have(ReleaseState(manifest=True, whole=True), online=False), Stage(A)),
+        (want(("m", A)), have(replace(DONE, verified=False), online=False), Verify(A)),
+        (want(("m", A)), have(DONE, online=False), Activate("m", A)),
+        (want(("m", A)), have(DONE, offer=b"newer"), Consider(b"newer")),  # F3: a newer one supersedes in any state
+        (want(("m", A)), have(DONE, running={"m": A}), None),
+        (want(("m", A)), have(DONE, running={"m": A}, reported=False), Report()),
+        (want(("m", A)), have(DONE, running={"m": A}, litter=True), Clean()),
+        (
+            want(("m", A)),
+            have(ReleaseState(refused="forged"), running={"m": B}, litter=True),
+            None,
+        ),  # old keeps running
+        (want(("m", A)), have(ReleaseState(manifest=True, tries=1, retry_at=11.0)), None),
+        (want(("m", A)), have(ReleaseState(manifest=True, tries=1, retry_at=9.0)), FetchMissing(A)),
+        (want(("m", A), ("n", B)), have(ReleaseState(refused="forged")), FetchManifest(B)),  # others go on
+        (want(("m", A)), have(DONE, running={"m": A, "old": B}), Retire("old")),
+        (want(), have(DONE, running={"m": A}), Retire("m")),
+    ],
+)
+def test_next_step(statement: Statement | None, state: DeviceState, expected: Step | None) -> None:
+    """One look at wish and state gives the one thing to do at time 10, or nothing."""
+    assert next_step(statement, state, 10.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (have(), ModelState("m", "", A, "fetching")),
+        (have(replace(DONE, verified=False)), ModelState("m", "", A, "staged")),
+        (have(DONE, running={"m": A}), ModelState("m", A, A, "running")),
+        (have(ReleaseState(refused="forged"), running={"m": B}), ModelState("m", B, A, "failed", "forged")),
+        (have(ReleaseState(trouble="no room")), ModelState("m", "", A, "failed", "no room")),
+    ],
+)
+def test_what_is_reported(state: DeviceState, expected: ModelState) -> None:
+    """The controller hears what runs, what is wanted, how far it is, and why it failed."""
+    assert model_states(want(("m", A)), state) == (expected,)
+
+
+@pytest.mark.parametrize("error", [TrustError("forged"), ModelRefused("unknown operator")])
+def test_what_must_not_be_believed_is_never_tried_again(error: Exception) -> None:
+    """Under this statement it is over; the pause of a lost link does not apply."""
+    state = after_failure(ReleaseState(manifest=True), error, 10.0, 0.5)
+    assert state.refused and wake_at(have(state)) == float("inf")
+    assert next_step(want(("m", A)), have(state), 1e9) is None
+
+
+@pytest.mark.parametrize("error", [LinkError("gone"), EdgeError("no room"), OSError(28, "No space left on device")])
+def test_what_may_pass_is_tried_again_later(error: Exception) -> None:
+    """A lost link soon, a full disk after a while; and the state says what is wrong once it lasts."""
+    state = after_failure(ReleaseState(manifest=True), error, 10.0, 0.5)
+    assert not state.refused and 10.0 < state.retry_at <= 10.0 + LONGEST_PAUSE_S
+    assert next_step(want(("m", A)), have(state), state.retry_at) == FetchMissing(A)
+
+
+def test_pauses_double_to_a_bound_and_never_in_step() -> None:
+    """B11: ten thousand devices do not come back at once."""
+    assert [pause_after(tries, 1.0) for tries in (0, 1, 2, 60)] == [0.5, 1.0, 2.0, LONGEST_PAUSE_S]
+    assert pause_after(3, 0.0) != pause_after(3, 0.9)
+
+
+class FakeHands:
+    """Does everything at once; a test breaks single steps."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+        self.states: dict[str, ReleaseState] = {}
+        self.breaks: dict[str, Exception] = {}
+        self.statements: dict[bytes, Statement] = {}
+        self.reports: list[tuple[ModelState, ...]] = []
+        self.fetching = threading.Event()
+        self.slow = False
+
+    def _do(self, step: str, of: str) -> None:
+        self.done.append((step, of))
+        if error := self.breaks.get(step):
+            raise error
+
+    def consider(self, raw: bytes) -> Statement:
+        self._do("consider", raw.decode())
+        return self.statements[raw]
+
+    def fetch_manifest(self, release: str) -> None:
+        self._do("manifest", release)
+        self.states[release] = ReleaseState(manifest=True)
+
+    def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
+        self._do("missing", release)
+        self.fetching.set()
+        if self.slow:
+            eventually("something newer", superseded)
+            return False
+        self.states[release] = ReleaseState(manifest=True, whole=True)
+        return True
+
+    def stage(self, release: str) -> None:
+        self._do("stage", release)
+        self.states[release] = ReleaseState(manifest=True, whole=True, staged=True)
+
+    def verify(self, release: str) -> None:
+        self._do("verify", release)
+
+    def activate(self, model: str, release: str) -> None:
+        self._do("activate", release)
+
+    def retire(self, model: str) -> None:
+        self._do("retire", model)
+
+    def clean(self, want: Statement) -> None:
+        self._do("clean", "")
+
+    def report(self, counter: int, models: tuple[ModelState, ...]) -> None:
+        self._do("report", "")
+        self.reports.append(models)
+
+    def look(self, release: str) -> ReleaseState:
+        return self.states.get(release, ReleaseState())
+
+
+@pytest.fixture
+def hands() -> FakeHands:
+    made = FakeHands()
+    made.statements = {b"one": want(("m", A)), b"two": want(("m", B), counter=2)}
+    return made
+
+
+def running(updater: Updater) -> dict[str, str]:
+    return dict(updater.snapshot[1].running)
+
+
+def test_a_statement_becomes_what_runs(hands: FakeHands) -> None:
+    """Every step in its order, once; then reported, then cleaned up."""
+    updater = Updater(hands)
+    updater.start(None, {})
+    updater.online(True)
+    updater.offer(b"one")
+    eventually("it is tidied up", lambda: ("clean", "") in hands.done)
+    steps = [step for step, _ in hands.done if step != "report"]
+    assert steps == ["consider", "manifest", "missing", "stage", "verify", "activate", "clean"]
+    assert hands.reports[-1] == (ModelState("m", A, A, "running"),)
+    updater.stop()
+
+
+def test_a_newer_statement_supersedes_a_stuck_one(hands: FakeHands) -> None:
+    """F3: the first one's download never ends; the second is considered and runs."""
+    hands.slow = True
+    updater = Updater(hands)
+    updater.start(None, {})
+    updater.online(True)
+    updater.offer(b"one")
+    assert hands.fetching.wait(10)
+    hands.slow = False
+    updater.offer(b"two")
+    eventually("the second runs", lambda: running(updater) == {"m": B})
+    assert ("activate", A) not in hands.done
+    updater.stop()
+
+
+@pytest.mark.parametrize("step", ["manifest", "missing", "stage", "verify", "activate"])
+def test_a_step_that_must_not_be_believed_keeps_the_old_one_running(hands: FakeHands, step: str) -> None:
+    """Whichever step refuses: reported as failed with its reason, tried once, and the old release goes on."""
+    hands.breaks[step] = TrustError("forged")
+    updater = Updater(hands)
+    updater.start(None, {"m": B})
+    updater.online(True)
+    updater.offer(b"one")
+    expected = (ModelState("m", B, A, "failed", "forged"),)
+    eventually("it is reported", lambda: expected in hands.reports)
+    assert [one for one, _ in hands.done].count(step) == 1
+    assert running(updater) == {"m": B}
+    updater.offer(b"one")  # the broker says it again
+    eventually("it is considered again", lambda: hands.done.count(("consider", "one")) == 2)
+    eventually("and reported again", lambda: hands.reports.count(expected) >= 2)
+    assert [one for one, _ in hands.done].count(step) == 1, "refused under this statement stays refused"
+    updater.stop()
+
+
+def test_a_statement_that_is_not_believed_changes_nothing(hands: FakeHands) -> None:
+    """C3: replayed or forged: dropped; what ran runs."""
+    hands.breaks["consider"] = TrustError("older than one accepted before")
+    updater = Updater(hands)
+    updater.start(want(("m", A)), {"m": A})
+    updater.online(True)
+    updater.offer(b"two")
+    eventually("it was considered", lambda: ("consider", "two") in hands.done)
+    eventually("nothing is left to consider", lambda: updater.snapshot[1].offer is None)
+    assert running(updater) == {"m": A} and updater.snapshot[0] == want(("m", A))
+    updater.stop()
+
+
+def test_a_lost_link_is_tried_again_as_soon_as_it_is_back(hands: FakeHands) -> None:
+    """The pause ends with the reconnection: no device waits half a minute beside a broker that is there."""
+    hands.breaks["missing"] = LinkError("gone")
+    updater = Updater(hands, clock=lambda: 10.0)  # a clock that stands still: only the reconnection can help
+    updater.start(None, {})
+    updater.online(True)
+    updater.offer(b"one")
+    eventually("it failed", lambda: updater.snapshot[1].releases.get(A, ReleaseState()).tries == 1)
+    updater.online(False)
+    del hands.breaks["missing"]
+    updater.online(True)
+    eventually("it runs", lambda: running(updater) == {"m": A})
+    updater.stop()
+
+
+def test_a_fault_of_our_own_does_not_end_updates(hands: FakeHands) -> None:
+    """An unexpected exception in a step is a failed try: the next statement is still obeyed."""
+    hands.breaks["stage"] = ZeroDivisionError("ours")
+    updater = Updater(hands)
+    updater.start(None, {})
+    updater.online(True)
+    updater.offer(b"one")
+    eventually("it failed", lambda: updater.snapshot[1].releases.get(A, ReleaseState()).trouble == "ours")
+    del hands.breaks["stage"]
+    updater.offer(b"two")
+    eventually("the second runs", lambda: running(updater) == {"m": B})
+    updater.stop()

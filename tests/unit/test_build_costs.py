@@ -1,0 +1,104 @@
+"""The costs table: every layer and tensor is in it, device figures are predicted or measured, and it survives JSON."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit.profiles import load_profile
+from edgesplit_partitioner.build_costs import build_costs, main_operator
+from edgesplit_partitioner.costs import CodecCost, Costs, TensorCost, load_costs
+from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
+from edgesplit_partitioner.predict import predict_layers
+
+PI = load_profile("raspberrypi4")
+GRAPH = LayerGraph(
+    layers=(
+        Layer("input", (), ("frame",), ("x",), (), 0, (Work("input", 1e4, 1e5),)),
+        Layer("conv", (0, 1), ("x",), ("t",), ("w",), 400, (Work("elementwise", 9e6, 8.0), Work("conv", 1e8, 1e5))),
+        Layer("fc", (2,), ("t",), ("y",), (), 0, (Work("gemm", 1e4, 1e4),)),
+    ),
+    tensors={
+        "frame": Tensor("frame", "UINT8", (-1,), 9_000),
+        "x": Tensor("x", "FP32", (1, 3, 8, 8), 768),
+        "t": Tensor("t", "FP32", (1, 100), 400),
+        "y": Tensor("y", "FP32", (1, 10), 40),
+    },
+    inputs=("frame",),
+    outputs=("y",),
+    raw=frozenset({"frame", "x"}),
+)
+CLOUD_S = {"input": 0.001, "conv": 0.002, "fc": 0.0005}
+TENSORS = {
+    "frame": TensorCost(bytes=7_000),
+    "t": TensorCost(
+        bytes=400, codecs={"raw+zstd": CodecCost(bytes=100, encode_s={"cloud": 1e-5}, decode_s={"cloud": 2e-6})}
+    ),
+}
+
+
+def costs(**changes: object) -> Costs:
+    """Costs of the graph on a Raspberry Pi 4."""
+    given: dict[str, object] = {"profile": PI, "cloud_s": CLOUD_S, "tensors": TENSORS, **changes}
+    return build_costs("net@1", GRAPH, **given)  # type: ignore[arg-type]
+
+
+def test_every_layer_has_seconds_on_both_tiers() -> None:
+    """The cloud's seconds are those measured, the device's those predicted, and energy follows them."""
+    made = costs()
+
+    assert made.tiers == ("device", "cloud") and made.device_class == "raspberrypi4"
+    assert {layer.name: layer.seconds["cloud"] for layer in made.layers} == CLOUD_S
+    assert {layer.name: layer.seconds["device"] for layer in made.layers} == predict_layers(GRAPH, PI)
+    for layer in made.layers:
+        assert layer.joules["device"] == pytest.approx(layer.seconds["device"] * PI.active_watts.value)
+    assert made.idle_watts == {"device": PI.idle_watts.value}
+
+
+def test_what_was_measured_on_the_device_counts_more_than_what_was_predicted() -> None:
+    """Measured device seconds replace predicted ones, layer by layer, and the basis says so."""
+    made = costs(device_s={"conv": 0.5})
+
+    assert made.layers[1].seconds["device"] == 0.5
+    assert made.layers[2].seconds["device"] == predict_layers(GRAPH, PI)["fc"]
+    assert made.basis["device"].startswith("measured") and costs().basis["device"].startswith("predicted")
+
+
+def test_tensors_weigh_what_was_measured_and_else_what_is_declared() -> None:
+    """Samples' sizes come first, declared sizes stand in, and what shows the raw picture is known."""
+    made = costs()
+
+    assert made.inputs["frame"].bytes == 7_000
+    assert made.layers[0].writes["x"] == TensorCost(bytes=768)
+    assert made.raw == {"frame", "x"}
+    assert costs(tensors={}, frame_bytes=5_000).inputs["frame"].bytes == 5_000
+    assert costs(tensors={}).inputs["frame"].bytes == 9_000
+
+
+def test_codec_seconds_are_scaled_to_the_device() -> None:
+    """Compressing on the device takes the profile's factor longer than here."""
+    codec = costs().layers[1].writes["t"].codecs["raw+zstd"]
+
+    assert codec.bytes == 100
+    assert codec.encode_s == {"cloud": 1e-5, "device": pytest.approx(1e-5 * PI.zstd_slowdown.value)}
+    assert codec.decode_s["device"] == pytest.approx(2e-6 * PI.zstd_slowdown.value)
+
+
+def test_a_layer_is_called_by_its_main_operator() -> None:
+    """The operator with the most to compute names the layer's class; a layer without any has none."""
+    assert [layer.operator for layer in costs().layers] == ["input", "conv", "gemm"]
+    assert main_operator(Layer("empty", (), (), (), (), 0, ())) == ""
+
+
+def test_layers_that_were_not_measured_are_named() -> None:
+    """Cloud seconds for only some layers are an error that names one of the others."""
+    with pytest.raises(UsageError, match="no cloud seconds for 1 layers, 'fc'"):
+        costs(cloud_s={"input": 0.0, "conv": 0.0})
+
+
+def test_costs_survive_their_file_format() -> None:
+    """What is built can be written as a costs file and read back the same."""
+    made = costs()
+
+    assert load_costs(msgspec.json.decode(msgspec.json.encode(made))) == made

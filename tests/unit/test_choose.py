@@ -1,0 +1,111 @@
+"""The choice that the device makes from its table, request by request."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edgesplit.plan import Conditions, Hysteresis, Link, Plan, Row, best, choose, latency_s
+
+GOOD = Link(up_bytes_per_s=1000.0, down_bytes_per_s=1000.0, rtt_s=0.1)
+REMOTE = Row(name="remote", remote=("s1", "s2"), up_bytes=1000, down_bytes=100, remote_s=0.1)
+CUT = Row(name="cut-1", device=("s1",), remote=("s2",), device_s=0.5, up_bytes=100, down_bytes=100, remote_s=0.05)
+LOCAL = Row(name="local", device=("s1", "s2"), device_s=2.0)
+TABLE = Plan(model="m@1", device_class="generic-x86", rows=(REMOTE, CUT, LOCAL), link=GOOD)
+
+
+def now(up: float = 1000.0, rtt: float = 0.1, **more: float | bool) -> Conditions:
+    conditions = Conditions(link=Link(up_bytes_per_s=up, down_bytes_per_s=1000.0, rtt_s=rtt))
+    return msgspec.structs.replace(conditions, **more)
+
+
+def chosen(conditions: Conditions, current: str | None = None, plan: Plan = TABLE, **hysteresis: float) -> str | None:
+    row = choose(plan, conditions, current, Hysteresis(**hysteresis) if hysteresis else None)
+    return row and row.name
+
+
+def test_latency_adds_up_what_the_row_pays() -> None:
+    """Device and encoding by its slow-down, decoding and remote by the server's load, the link by its rates."""
+    row = msgspec.structs.replace(CUT, encode_s=0.01, decode_s=0.02)
+    conditions = now(up=50.0, device_slowdown=2.0, server_load=3.0)
+    assert latency_s(row, conditions) == pytest.approx((0.5 + 0.01) * 2 + (0.1 + 2.0 + 0.1) + (0.02 + 0.05) * 3)
+    assert latency_s(LOCAL, conditions) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "name"),
+    [
+        (now(up=1e6), "remote"),
+        (now(), "cut-1"),
+        (now(up=10.0), "local"),
+        (now(rtt=5.0), "local"),
+        (now(up=1e6, server_load=100.0), "local"),
+        (now(up=2500.0), "remote"),
+        (now(up=2500.0, server_load=10.0), "cut-1"),
+        (now(up=900.0, device_slowdown=9.0), "remote"),
+    ],
+)
+def test_the_fastest_row_of_today_is_taken(conditions: Conditions, name: str) -> None:
+    """Bandwidth, round trip, server load and own slow-down each move the choice."""
+    assert chosen(conditions) == name
+
+
+def test_while_the_cloud_is_out_only_local_counts() -> None:
+    """Even for a device that was offloading and whatever hysteresis says; without a local row nothing is left."""
+    assert chosen(now(up=1e6, remote_ok=False), "remote") == "local"
+    bare = msgspec.structs.replace(TABLE, rows=(REMOTE, CUT), fallback="none")
+    assert chosen(now(remote_ok=False), plan=bare) is None
+    assert chosen(now(remote_ok=False), "cut-1", plan=bare) is None
+
+
+def test_a_little_better_is_not_worth_a_change() -> None:
+    """The current row stays until another is below nine tenths of it."""
+    close = now(up=2000.0)
+    cut_s, remote_s = latency_s(CUT, close), latency_s(REMOTE, close)
+    assert 0.9 * cut_s < remote_s < cut_s
+    assert chosen(close) == "remote"
+    assert chosen(close, "cut-1") == "cut-1"
+    assert chosen(close, "cut-1", ratio=1.0, gain_s=0.0) == "remote"
+    assert chosen(now(up=1e6), "cut-1") == "remote"
+
+
+def test_a_gain_too_small_to_feel_is_no_reason() -> None:
+    """Twice as fast but by less than the least gain: the current row stays."""
+    tiny = tuple(msgspec.structs.replace(row, device_s=seconds) for row, seconds in ((CUT, 0.0), (LOCAL, 0.001)))
+    free = msgspec.structs.replace(tiny[0], up_bytes=0, down_bytes=0, remote_s=0.0)
+    plan = msgspec.structs.replace(TABLE, rows=(free, tiny[1]))
+    assert chosen(now(rtt=0.0), plan=plan) == "cut-1"
+    assert chosen(now(rtt=0.0), "local", plan=plan) == "local"
+    assert chosen(now(rtt=0.0), "local", plan=plan, gain_s=0.0) == "cut-1"
+
+
+def test_it_does_not_flap_between_two_equal_rows() -> None:
+    """Noise of a few percent around the switching point changes nothing after the first choice."""
+    current = chosen(now(up=1800.0))
+    for up in (1750.0, 1850.0, 1790.0, 1810.0) * 3:
+        assert chosen(now(up=up), current) == current
+
+
+def test_an_unknown_current_row_is_left() -> None:
+    """A row of an older table counts as none."""
+    assert chosen(now(), "cut-9") == "cut-1"
+
+
+def test_equals_go_to_fewer_bytes() -> None:
+    """A row that sends less spares the link."""
+    rows = [msgspec.structs.replace(REMOTE, up_bytes=up, remote_s=1.0 - up / 1024) for up in (512, 128, 256)]
+    row = best(rows, now(up=1024.0))
+    assert row is not None and row.up_bytes == 128
+
+
+def test_a_dead_link_is_left_even_with_hysteresis() -> None:
+    """A bandwidth of next to nothing makes every remote row endless."""
+    assert chosen(now(up=1e-300), "remote") == "local"
+
+
+def test_a_forced_row_is_kept_while_it_is_usable() -> None:
+    """The operator chose it: no faster row is taken, but without the cloud the device answers alone."""
+    forced = msgspec.structs.replace(TABLE, forced="cut-1")
+    assert chosen(now(up=1e6), "remote", plan=forced) == "cut-1"
+    assert chosen(now(up=1.0), "local", plan=forced) == "cut-1"
+    assert chosen(now(remote_ok=False), "cut-1", plan=forced) == "local"

@@ -1,0 +1,270 @@
+"""`edgesplit.Client` against a real server of ours: what it sends, what it returns, what it raises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+
+import numpy as np
+import pytest
+
+import edgesplit
+from edgesplit import oip, report
+from edgesplit.client import Client
+from edgesplit.errors import (
+    Busy,
+    DeadlineExceeded,
+    EdgeError,
+    InferenceFailed,
+    LinkError,
+    MalformedMessage,
+    NotFound,
+    UsageError,
+)
+from edgesplit.http1 import Request, Response, Server, json_response
+
+PATIENCE_S = 20.0
+FRAME = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@dataclass
+class Doubler:
+    """A server that doubles `x`; `before` may raise or wait."""
+
+    before: Callable[[Request], None] = lambda _: None
+    seen: list[oip.InferRequest] = field(default_factory=list)
+    report: report.Report | None = None
+
+    def __call__(self, request: Request) -> Response:
+        self.before(request)
+        if request.path == "/v2/repository/index":
+            return json_response(200, [{"name": "b"}, {"name": "a", "version": "1", "state": "READY"},
+                                       {"name": "c", "state": "UNAVAILABLE"}])  # fmt: skip
+        if request.path.endswith("/ready"):
+            return Response(200)
+        if request.method == "GET":
+            return json_response(200, oip.model_metadata("double", ["1"], [], []))
+        asked = oip.decode_request(request.body, oip.header_length(request.headers))
+        self.seen.append(asked)
+        outputs = {"y": 2 * next(iter(asked.inputs.values()))}
+        parameters = report.to_parameters(self.report) if self.report else {}
+        buffers, length = oip.encode_response(
+            oip.InferResponse("double", outputs, id=asked.id, parameters=parameters), asked.binary_outputs
+        )
+        return Response(200, {} if length is None else {oip.HEADER_LENGTH: str(length)}, buffers)
+
+
+@pytest.fixture
+def doubler() -> Doubler:
+    return Doubler()
+
+
+@pytest.fixture
+def server(doubler: Doubler) -> Iterator[Server]:
+    running = Server(doubler)
+    running.start()
+    yield running
+    running.stop(0.5)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.url) as own:
+        yield own
+
+
+def test_an_answer_carries_its_outputs_its_id_and_its_report(client: Client, doubler: Doubler) -> None:
+    """The report travels as response parameters; where there is none, it is None."""
+    plain = client.infer("double", {"x": FRAME}, request_id="é-7")
+    assert (plain.id, plain.report) == ("é-7", None)
+    np.testing.assert_array_equal(plain.outputs["y"], 2 * FRAME)
+    doubler.report = report.Report(release="ab", row="cut-1", fallback=True, cause="timeout", latency_s=0.25)
+    assert client.infer("double", {"x": FRAME}).report == doubler.report
+
+
+def test_bytes_travel_as_one_tensor_of_uint8(client: Client, doubler: Doubler) -> None:
+    """A JPEG is given as it is; anything else that is no array is refused before it is sent."""
+    client.infer("double", {"frame": b"\x01\x02"})
+    assert doubler.seen[0].inputs["frame"].tolist() == [1, 2]
+    with pytest.raises(UsageError, match="list"):
+        client.infer("double", {"x": [1, 2]})  # type: ignore[dict-item]
+
+
+def test_the_server_is_told_the_time_that_is_left(client: Client, doubler: Doubler) -> None:
+    """As `timeout`, microseconds; ids are made up where none is given, each another."""
+    client.infer("double", {"x": FRAME}, deadline_s=5)
+    client.infer("double", {"x": FRAME}, deadline_s=5)
+    left = oip.timeout_s(doubler.seen[0].parameters)
+    assert left is not None
+    assert 0 < left <= 5
+    assert doubler.seen[0].id != doubler.seen[1].id
+
+
+def test_the_names_of_models_and_their_inputs_can_be_asked(client: Client) -> None:
+    """Only those that are ready are named."""
+    assert client.models() == ("a", "b")
+    assert client.metadata("double")["name"] == "double"
+    assert client.ready()
+    assert client.ready("double")
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [(NotFound("no such"), NotFound), (UsageError("wrong shape"), UsageError), (MalformedMessage("bad"), UsageError),
+     (InferenceFailed("kernel"), InferenceFailed), (RuntimeError("x"), InferenceFailed)],
+)  # fmt: skip
+def test_what_no_retry_mends_is_raised_at_once(
+    client: Client, doubler: Doubler, raised: Exception, expected: type[EdgeError]
+) -> None:
+    """The server's words, under the error that says who must act; the connection is still good afterwards."""
+    calls = []
+
+    def refuse(_: Request) -> None:
+        calls.append(1)
+        raise raised
+
+    doubler.before = refuse
+    with pytest.raises(expected, match=str(raised) if isinstance(raised, EdgeError) else "internal error"):
+        client.infer("double", {"x": FRAME}, deadline_s=PATIENCE_S)
+    assert calls == [1]
+    doubler.before = lambda _: None
+    client.infer("double", {"x": FRAME})
+
+
+def test_no_room_just_now_is_tried_again(client: Client, doubler: Doubler) -> None:
+    """Busy is not an answer while there is time left; one id all along."""
+    refusals = iter([Busy("full"), Busy("full")])
+
+    def refuse(_: Request) -> None:
+        if error := next(refusals, None):
+            raise error
+
+    doubler.before = refuse
+    assert client.infer("double", {"x": FRAME}, deadline_s=PATIENCE_S, request_id="one").id == "one"
+
+
+def test_busy_to_the_end_is_a_deadline_that_says_so(client: Client, doubler: Doubler) -> None:
+    """The last reason is in the text."""
+
+    def refuse(_: Request) -> None:
+        raise Busy("the queue is full")
+
+    doubler.before = refuse
+    with pytest.raises(DeadlineExceeded, match=r"within 0\.2 s; last: the queue is full \(HTTP 503\)"):
+        client.infer("double", {"x": FRAME}, deadline_s=0.2)
+
+
+def test_a_server_that_restarts_is_found_again(doubler: Doubler) -> None:
+    """One call spans the outage: the server that dies amid it, the port that refuses, the server that is back."""
+    first, arrived, over = Server(doubler), threading.Event(), threading.Event()
+    first.start()
+    port = first.port
+
+    def die(_: Request) -> None:
+        arrived.set()
+        over.wait(PATIENCE_S)
+
+    doubler.before = die
+    answers = []
+    with Client(first.url) as client:
+        call = threading.Thread(
+            target=lambda: answers.append(client.infer("double", {"x": FRAME}, deadline_s=PATIENCE_S, request_id="r"))
+        )
+        call.start()
+        assert arrived.wait(PATIENCE_S)
+        first.stop(drain_s=0)
+        doubler.before = lambda _: None
+        second = Server(doubler, port=port)
+        second.start()
+        call.join(PATIENCE_S)
+        over.set()
+        second.stop()
+    assert [answer.id for answer in answers] == ["r"]
+
+
+def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(server: Server, client: Client) -> None:
+    """An idle keep-alive connection that has ended is replaced without a pause."""
+    client.infer("double", {"x": FRAME})
+    server.stop()
+    again = Server(Doubler(), port=int(server.port))
+    again.start()
+    client.infer("double", {"x": FRAME})
+    again.stop()
+
+
+def test_threads_do_not_get_each_others_answers(client: Client) -> None:
+    """Each thread has a connection of its own; connections of threads that ended are given up."""
+    wrong: list[int] = []
+
+    def ask(n: int) -> None:
+        for k in range(20):
+            value = np.full(3, 100 * n + k, np.int64)
+            if not np.array_equal(client.infer("double", {"x": value}, deadline_s=PATIENCE_S).outputs["y"], 2 * value):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not wrong
+    client.infer("double", {"x": FRAME})
+    assert len(client._connections) == 1
+
+
+def test_close_ends_a_call_that_waits(client: Client, doubler: Doubler) -> None:
+    """From another thread, with a typed error, long before its deadline."""
+    arrived, ended = threading.Event(), threading.Event()
+    errors: list[Exception] = []
+    doubler.before = lambda _: (arrived.set(), ended.wait(PATIENCE_S))[0]
+
+    def ask() -> None:
+        try:
+            client.infer("double", {"x": FRAME}, deadline_s=10 * PATIENCE_S)
+        except EdgeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert arrived.wait(PATIENCE_S)
+    client.close()
+    thread.join(PATIENCE_S)
+    ended.set()
+    assert [type(error) for error in errors] == [LinkError]
+
+
+def test_nobody_there_is_a_deadline_with_the_reason() -> None:
+    """Refused connections are tried until the time is up; `ready` says no; `models` raises what happened."""
+    server = Server(Doubler())
+    server.start()
+    url = server.url
+    server.stop()
+    with Client(url, timeout_s=0.5) as client:
+        began = monotonic()
+        with pytest.raises(DeadlineExceeded, match="refused"):
+            client.infer("double", {"x": FRAME}, deadline_s=0.2)
+        assert monotonic() - began < PATIENCE_S
+        assert not client.ready()
+        with pytest.raises(LinkError):
+            client.models()
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8600", "ftp://host", "http://", "http://host:99999999"])
+def test_what_is_no_address_is_said(url: str) -> None:
+    """Before anything is sent."""
+    with pytest.raises(UsageError, match="not an address"):
+        Client(url)
+
+
+def test_importing_the_package_is_light() -> None:
+    """Neither numpy nor a runtime until `Client` is asked for; an unknown name is still an AttributeError."""
+    code = "import sys, edgesplit; print('numpy' in sys.modules, edgesplit.__version__); print(edgesplit.Client)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out[0] == f"False {edgesplit.__version__}"
+    assert "edgesplit.client.Client" in out[1]
+    with pytest.raises(AttributeError):
+        edgesplit.Cleint  # noqa: B018

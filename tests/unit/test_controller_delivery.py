@@ -1,0 +1,232 @@
+"""Delivery: chunks sent once for many, floods bounded, garbage dropped, everything stated anew after a connection."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit import messages
+from edgesplit.errors import LinkError, MalformedMessage
+from edgesplit.limits import LIMITS
+from edgesplit_controller.delivery import (
+    GATHER_S,
+    PIECE_BYTES,
+    RECENT_S,
+    WAITING_PER_DEVICE,
+    ChunkQueue,
+    Delivery,
+    Inbox,
+    Sources,
+    check_wish,
+    pieces,
+)
+
+PATIENCE_S = 20.0
+A, B = "a" * 64, "b" * 64
+
+
+def test_a_lone_device_is_answered_at_once() -> None:
+    """Nothing is waited for while nobody else fetches."""
+    chunks = ChunkQueue()
+    chunks.ask("cam", "r", ("1", "2"), now=10.0)
+    assert chunks.take(10.0) == ["1", "2"] and chunks.next_due() is None
+
+
+def test_devices_that_ask_together_are_answered_by_one_chunk() -> None:
+    """Each chunk once for all who ask within the gathering time; again for who asks after it was sent."""
+    chunks = ChunkQueue()
+    chunks.ask("cam-1", "r", ("0",), now=10.0)
+    chunks.take(10.0)
+    for number, device in enumerate(("cam-2", "cam-1", "cam-3")):
+        chunks.ask(device, "r", ("1", "2"), now=10.0 + number * 0.01)
+    assert chunks.take(10.0 + GATHER_S - 0.001) == []
+    assert chunks.next_due() == pytest.approx(10.0 + GATHER_S)
+    assert chunks.take(10.0 + GATHER_S) == ["1", "2"]
+    chunks.ask("cam-4", "r", ("1",), now=10.06)
+    assert chunks.take(10.06 + GATHER_S) == ["1"]
+
+
+def test_who_fetched_long_ago_keeps_nobody_waiting() -> None:
+    """A device alone again is answered at once again; other releases do not count."""
+    chunks = ChunkQueue()
+    chunks.ask("cam-1", "r", ("1",), now=10.0)
+    chunks.ask("cam-2", "other", ("2",), now=10.0)
+    assert chunks.take(10.0) == ["1", "2"]
+    chunks.ask("cam-3", "r", ("3",), now=10.0 + RECENT_S + 0.1)
+    assert chunks.take(10.0 + RECENT_S + 0.1) == ["3"]
+
+
+def test_an_inbox_bounds_each_device_by_itself() -> None:
+    """A flood loses the flooder's messages only."""
+    inbox = Inbox()
+    wish = messages.FetchMetadata("metadata/timestamp.json")
+    taken = [inbox.put("flood", wish) for _ in range(WAITING_PER_DEVICE + 10)]
+    assert taken.count(False) == 10 and inbox.put("quiet", wish)
+    first = inbox.take(100)
+    assert first is not None and len(first) == 100 and inbox.put("flood", wish)
+    inbox.close()
+    rest = inbox.take(10_000)
+    assert rest is not None and len(rest) == WAITING_PER_DEVICE - 100 + 2
+    assert inbox.take(1) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
+def test_a_file_comes_in_pieces_that_make_it(size: int) -> None:
+    """In order, without gap, each small enough; and one that says there is none."""
+    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    made = pieces("p", data)
+    assert b"".join(piece.data for piece in made) == data
+    assert all(len(messages.encode(piece)) < LIMITS.message_bytes and piece.total == size for piece in made)
+    assert [piece.total for piece in pieces("p", None)] == [-1]
+
+
+def test_only_chunks_of_a_known_release_are_sent() -> None:
+    """Others, and too many at once, are malformed wishes."""
+    known: Mapping[str, frozenset[str]] = {A: frozenset({B})}
+
+    def chunks_of(release: str) -> frozenset[str]:
+        return known.get(release, frozenset())
+
+    assert check_wish(messages.FetchChunks(A, (B,)), chunks_of) == (B,)
+    for wish in (
+        messages.FetchChunks(B, (B,)),
+        messages.FetchChunks(A, (A,)),
+        messages.FetchChunks("../x", (B,)),
+        messages.FetchChunks(A, (B,) * (LIMITS.window_chunks + 1)),
+    ):
+        with pytest.raises(MalformedMessage):
+            check_wish(wish, chunks_of)
+
+
+class Channel:
+    """Takes what is published; can be cut."""
+
+    def __init__(self) -> None:
+        self.sent: queue.Queue[tuple[str, bytes, bool, bytes | None]] = queue.Queue()
+        self.cut = False
+        self.failed = threading.Event()
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        correlation: bytes | None = None,
+        wait_s: float | None = None,
+    ) -> bool:
+        """Keep it, or LinkError."""
+        if self.cut:
+            self.failed.set()
+            raise LinkError("cut")
+        self.sent.put((topic, payload, retain, correlation))
+        return True
+
+    def next(self) -> tuple[str, bytes, bool, bytes | None]:
+        return self.sent.get(timeout=PATIENCE_S)
+
+
+class Bench:
+    """A delivery with a release of one chunk."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[tuple[str, messages.Message]] = queue.Queue()
+        self.told = {"cam": b"signed"}
+        self.channel = Channel()
+        self.delivery = Delivery(
+            Sources(
+                metadata=self.metadata,
+                chunk=lambda sha256: b"weights",
+                release_chunks=lambda release: frozenset({B}) if release == A else frozenset(),
+                hear=lambda batch: [self.heard.put(one) for one in batch] and None,
+                statements=lambda names: {n: s for n, s in self.told.items() if names is None or n in names},
+            )
+        )
+        self.delivery.start(self.channel)
+
+    @staticmethod
+    def metadata(path: str) -> bytes:
+        if path != "metadata/timestamp.json":
+            raise FileNotFoundError(path)
+        return b"{}"
+
+    def say(self, kind: messages.Kind, payload: bytes, correlation: bytes | None = None) -> None:
+        self.delivery.on_message(messages.topic("cam", kind), payload, correlation)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.delivery.stop()
+
+
+def test_metadata_is_answered_with_the_askers_correlation(bench: Bench) -> None:
+    """A file that is there, one that is not, and a path that is none."""
+    for path, total in (("metadata/timestamp.json", 2), ("metadata/9.root.json", -1), ("targets/../../ca.key", -1)):
+        bench.say("fetch", messages.encode(messages.FetchMetadata(path)), path.encode())
+        topic, raw, retained, correlation = bench.channel.next()
+        piece = messages.decode(raw, messages.Fetched)
+        assert (topic, piece.total, retained) == (messages.topic("cam", "fetched"), total, False)
+        assert correlation == path.encode()
+
+
+def test_chunks_are_published_and_a_fetch_is_a_sign_of_life(bench: Bench) -> None:
+    """A chunk goes out on its own topic; who asked was heard."""
+    bench.say("fetch", messages.encode(messages.FetchChunks(A, (B,))))
+    assert bench.channel.next()[:2] == (messages.chunk_topic(B), b"weights")
+    assert bench.heard.get(timeout=PATIENCE_S) == ("cam", messages.FetchChunks(A, (B,)))
+    bench.say("fetch", messages.encode(messages.FetchChunks(A, (A,))))
+    bench.say("fetch", messages.encode(messages.FetchChunks(A, (B,))))
+    assert bench.channel.next()[0] == messages.chunk_topic(B)
+    assert bench.delivery.dropped["cam"] == 1
+
+
+def test_everything_is_stated_anew_after_a_connection(bench: Bench) -> None:
+    """The broker may have forgotten."""
+    bench.delivery.on_connect()
+    assert bench.channel.next() == (messages.topic("cam", "desired"), b"signed", True, None)
+    bench.told["cam"] = b"newer"
+    bench.delivery.on_connect()
+    assert bench.channel.next()[1] == b"newer"
+
+
+def test_what_could_not_be_stated_is_stated_again(bench: Bench) -> None:
+    """A link that fails in the middle costs a moment, whether a connection is made anew or not."""
+    bench.channel.cut = True
+    bench.delivery.forget(["gone"])
+    bench.delivery.tell(["cam"])
+    assert bench.channel.failed.wait(PATIENCE_S)
+    bench.channel.cut = False
+    assert [bench.channel.next()[:2] for _ in range(4)][-1] == (messages.topic("cam", "desired"), b"signed")
+
+
+def test_a_forgotten_device_leaves_nothing_retained(bench: Bench) -> None:
+    """Every retained topic of its own is cleared, then what it shall run is said."""
+    bench.delivery.forget(["cam"])
+    bench.delivery.tell(["cam"])
+    cleared = [bench.channel.next() for _ in range(3)]
+    assert {topic.rpartition("/")[2] for topic, payload, retained, _ in cleared if not payload and retained} == {
+        "desired",
+        "birth",
+        "reported",
+    }
+    assert bench.channel.next()[1] == b"signed"
+
+
+@given(st.binary(max_size=400), st.sampled_from(["birth", "reported", "telemetry", "fetch", "desired", "strange"]))
+def test_no_bytes_of_a_device_raise(payload: bytes, kind: str) -> None:
+    """Whatever comes is heard, answered or counted: the network thread never sees an error."""
+    delivery = Delivery(
+        Sources(lambda path: b"", lambda sha256: b"", lambda digest: frozenset(), lambda batch: None, lambda names: {})
+    )
+    delivery.on_message(f"edgesplit/v1/cam/{kind}", payload, None)
+    delivery.on_message(kind, payload, None)
+    delivery.on_message(messages.topic("cam", "birth"), b"\xff" * (LIMITS.message_bytes + 1), None)
+    assert delivery.dropped["cam"] >= 1

@@ -1,0 +1,273 @@
+"""Devices: who they are, whether they live, what each is told. Decided on values, with the clock in hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgesplit import messages
+from edgesplit.errors import MalformedMessage, NotFound, UsageError
+from edgesplit.identity import certificate_request, load_or_make_key
+from edgesplit.release import Statement
+from edgesplit_controller import devices as devices_module
+from edgesplit_controller.ca import Authority
+from edgesplit_controller.database import Database, Device, Model, Release
+from edgesplit_controller.devices import ClaimWish, Devices, Enrolment, public_key_sha256
+from edgesplit_controller.director import Director, next_counter
+from edgesplit_controller.refusals import Conflict, Forbidden
+
+STALE_S = 10.0
+
+
+class Bench:
+    """Devices and a director on one folder, with a clock that is set by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = 1_000_000.0
+        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        self.devices = Devices(self.database, stale_after_s=STALE_S, now=lambda: self.now)
+        self.signed: list[Statement] = []
+        self.director = Director(self.database, self._sign, statement_s=1_000, now=lambda: self.now)
+        self.authority = Authority(folder / "keys")
+
+    def _sign(self, statement: Statement) -> bytes:
+        self.signed.append(statement)
+        return f"{statement.device} {statement.counter}".encode()
+
+    def csr(self, key: str) -> bytes:
+        """A request by the key of that name."""
+        return certificate_request(load_or_make_key(self.folder / f"{key}.key"), "anything")
+
+    def enrol(self, name: str = "cam", key: str = "key", **more: object) -> Enrolment:
+        """A device that was claimed and has enrolled."""
+        token, _ = self.devices.claim(ClaimWish(device=name, device_class="raspberrypi4", **more))  # type: ignore[arg-type]
+        return self.devices.enrol(token, self.csr(key), self.authority.sign_request)
+
+    def hear(self, message: messages.Message, name: str = "cam") -> str:
+        """The device says this; its state then."""
+        self.devices.hear([(name, message)])
+        return self.devices.state(self.devices.get(name))
+
+    def release(self, digest: str) -> None:
+        """A release that is known."""
+        with self.database.write() as session:
+            model = Model(
+                name="m", version=int(digest, 16), sha256="", optimised_sha256="", bytes=0, input_text="", bindings={},
+                shown={}, created=0.0,
+            )  # fmt: skip
+            session.add(model)
+            session.flush()
+            session.add(Release(digest=digest, model_id=model.id, created=0.0, options={}))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def birth(session: int) -> messages.Birth:
+    return messages.Birth(session, 0.5, "1", "raspberrypi4", True, "http://127.0.0.1:8600")
+
+
+def telemetry(session: int, sequence: int = 1) -> messages.Telemetry:
+    return messages.Telemetry(
+        session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True, models=()
+    )
+
+
+def test_a_dead_device_is_never_shown_alive(bench: Bench) -> None:
+    """The state after each word, with older sessions and the broker's repetitions among them."""
+    bench.enrol()
+    assert bench.devices.state(bench.devices.get("cam")) == "offline"
+    story: list[tuple[float, messages.Message, str]] = [
+        (0, birth(5), "online"),
+        (8, telemetry(5), "online"),
+        (8, birth(5), "online"),
+        (STALE_S + 1, birth(5), "stale"),  # the broker's retained copy revives nobody
+        (0, messages.Death(4), "stale"),  # an older session's death says nothing of this one
+        (0, telemetry(4), "stale"),
+        (0, telemetry(5), "online"),
+        (0, messages.Death(5), "offline"),
+        (0, birth(5), "offline"),
+        (0, birth(6), "online"),
+        (0, messages.Death(5), "online"),
+        (0, messages.Reported(6, 1, ()), "online"),
+        (3 * STALE_S, messages.Reported(6, 1, ()), "stale"),
+        (0, messages.FetchMetadata("metadata/timestamp.json"), "online"),
+    ]
+    for step, (seconds, message, state) in enumerate(story):
+        bench.now += seconds
+        assert bench.hear(message) == state, f"step {step}: {message}"
+
+
+def test_strangers_and_revoked_devices_are_not_heard(bench: Bench) -> None:
+    """What they say changes nothing, and harms nobody whose words stand beside it."""
+    bench.enrol()
+    bench.devices.hear([("stranger", birth(1)), ("cam", birth(1))])
+    assert bench.devices.state(bench.devices.get("cam")) == "online"
+    bench.devices.revoke("cam")
+    assert bench.hear(birth(2)) == "revoked"
+    with pytest.raises(NotFound):
+        bench.devices.get("stranger")
+
+
+def test_a_token_is_good_once_for_one_key_until_it_expires(bench: Bench) -> None:
+    """Wrong, used by another key, expired: the same answer to each."""
+    token, expires = bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi4", expires_s=100))
+    assert expires == bench.now + 100
+    texts = set()
+    first = bench.devices.enrol(token, bench.csr("a"), bench.authority.sign_request)
+    again = bench.devices.enrol(token, bench.csr("a"), bench.authority.sign_request)
+    assert (first.device, first.fresh, again.fresh) == ("cam", True, False)
+    for wrong, key, later in ((token, "b", 0), ("guess", "a", 0), (token, "a", 100)):
+        bench.now += later
+        with pytest.raises(Forbidden) as refused:
+            bench.devices.enrol(wrong, bench.csr(key), bench.authority.sign_request)
+        texts.add(str(refused.value))
+    assert len(texts) == 1
+    with bench.database.read() as session:
+        assert token not in str([row.__dict__ for row in session.query(devices_module.ClaimRow)])
+
+
+def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: Bench) -> None:
+    """A device whose card was replaced counts its sessions from one; what it is told still only grows."""
+    bench.enrol()
+    bench.release("a1")
+    bench.director.deploy("a1", "m@1", ["cam"], targets=["cam"], options={})
+    bench.hear(birth(57))
+    counter = bench.devices.get("cam").counter
+
+    assert bench.enrol(key="other").fresh
+
+    assert bench.hear(birth(1)) == "online"
+    assert bench.devices.get("cam").counter == counter
+
+
+def test_requests_that_are_none_are_malformed() -> None:
+    """Neither text nor another PEM is a certificate request."""
+    for raw in (b"", b"hello", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"):
+        with pytest.raises(MalformedMessage):
+            public_key_sha256(raw)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        ClaimWish(device="Cam", device_class="x"),
+        ClaimWish(device="controller", device_class="x"),
+        ClaimWish(device="cam", device_class="x", expires_s=0),
+        ClaimWish(device="cam", device_class="x", expires_s=10**9),
+        ClaimWish(device="cam", device_class="x", group="a b"),
+        ClaimWish(device="cam", device_class="x", labels={"group": "a"}),
+    ],
+    ids=str,
+)
+def test_a_claim_that_cannot_be_is_refused(bench: Bench, wish: ClaimWish) -> None:
+    """Names that are topics, groups that could not be typed again, times without end."""
+    with pytest.raises(UsageError):
+        bench.devices.claim(wish)
+
+
+def test_targets_mean_names_groups_labels_or_all(bench: Bench) -> None:
+    """Each device once, however it was meant; a typo brings what is near."""
+    bench.enrol("cam-1", group="door", labels={"site": "north"})
+    bench.enrol("cam-2", key="k2", group="door")
+    bench.enrol("cam-3", key="k3", labels={"site": "north"})
+
+    def meant(*targets: str) -> list[str]:
+        return [device.name for device in bench.devices.select(targets)]
+
+    assert meant("cam-1") == ["cam-1"]
+    assert meant("group=door", "cam-1") == ["cam-1", "cam-2"]
+    assert meant("site=north") == ["cam-1", "cam-3"]
+    assert meant("all") == ["cam-1", "cam-2", "cam-3"]
+    for wrong, hint in (("cam-9", "cam-1"), ("group=dor", "door"), ("site=nort", "site=north")):
+        with pytest.raises(NotFound, match=hint):
+            meant(wrong)
+    bench.devices.revoke("cam-2")
+    assert meant("group=door") == ["cam-1"]
+    with pytest.raises(Conflict):
+        bench.devices.revoke("cam-2")
+
+
+def test_history_is_a_ring(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that talks for ever does not fill the disk."""
+    monkeypatch.setattr(devices_module, "HISTORY", 50)
+    monkeypatch.setattr(devices_module, "TRIM_EVERY", 20)
+    bench.enrol()
+    bench.hear(birth(1))
+    bench.devices.hear([("cam", telemetry(1, sequence)) for sequence in range(95)])
+    bench.devices.hear([("cam", telemetry(1, 95))])
+    kept = [one["sequence"] for one in bench.devices.history("cam")]
+    assert kept[-1] == 95 and 50 <= len(kept) < 50 + 20
+    assert [one["sequence"] for one in bench.devices.history("cam", newest=2)] == [94, 95]
+
+
+def test_counters_only_grow_and_follow_the_clock() -> None:
+    """A restored backup cannot command backwards, nor can a clock that was set back."""
+    assert next_counter(0, 1_000.9) == 1_000
+    assert next_counter(1_000, 1_000.9) == 1_001
+    assert next_counter(5_000, 1_000.0) == 5_001
+
+
+def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:
+    """Deployments of several models add up; one of the same model replaces; each under a higher counter."""
+    bench.enrol()
+    for digest in ("a1", "b2", "c3"):
+        bench.release(digest)
+    for digest, model in (("a1", "digits@1"), ("b2", "faces@1"), ("c3", "digits@2")):
+        bench.director.deploy(digest, model, ["cam"], targets=["all"], options={"partition": "auto"})
+    told = [{one.model: one.release for one in statement.releases} for statement in bench.signed]
+    assert told == [{"digits": "a1"}, {"digits": "a1", "faces": "b2"}, {"digits": "c3", "faces": "b2"}]
+    counters = [statement.counter for statement in bench.signed]
+    assert counters == sorted(set(counters)) and counters[0] >= bench.now
+    assert bench.director.statements(None) == {"cam": f"cam {counters[-1]}".encode()}
+    assert bench.director.statements(["other"]) == {}
+
+
+def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:
+    """A fleet that nobody deploys to keeps statements that could still install."""
+    bench.enrol()
+    bench.release("a1")
+    bench.director.deploy("a1", "m@1", ["cam"], targets=["cam"], options={})
+    bench.now += 499
+    assert bench.director.renew() == []
+    bench.now += 2
+    assert bench.director.renew() == ["cam"]
+    assert bench.signed[-1].expires == bench.now + 1_000 and bench.signed[-1].releases == bench.signed[0].releases
+
+
+def test_a_revoked_device_is_told_nothing_and_deployed_to_never(bench: Bench) -> None:
+    """Its statement is taken back, and a deployment that still names it is refused whole."""
+    bench.enrol()
+    bench.enrol("other", key="k2")
+    bench.release("a1")
+    bench.director.deploy("a1", "m@1", ["cam"], targets=["cam"], options={})
+    bench.devices.revoke("cam")
+    assert bench.director.statements(None) == {"cam": b""}
+    with pytest.raises(Conflict):
+        bench.director.deploy("a1", "m@1", ["cam", "other"], targets=["all"], options={})
+    assert bench.director.desired() == {} and len(bench.director.deployments()) == 1
+
+
+def test_a_write_that_fails_never_happened(bench: Bench) -> None:
+    """Half a transaction is none."""
+    with pytest.raises(RuntimeError), bench.database.write() as session:
+        session.add(
+            Device(
+                name="half",
+                device_class="",
+                group="",
+                labels={},
+                link="",
+                certificate_serial="",
+                public_key_sha256="",
+                enrolled=0.0,
+            )
+        )
+        session.flush()
+        raise RuntimeError
+    with pytest.raises(NotFound):
+        bench.devices.get("half")

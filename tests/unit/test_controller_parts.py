@@ -1,0 +1,297 @@
+"""The controller's smaller parts: settings and ports, bounds, children, wishes, what is measured once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError
+from edgesplit.links import parse_link
+from edgesplit_controller.api import Heavy, kind_of, parse_bindings, status_of
+from edgesplit_controller.blobs import BlobLost, BlobStore
+from edgesplit_controller.bounds import BodyBounds, RateLimit
+from edgesplit_controller.children import Child
+from edgesplit_controller.database import Database, Model
+from edgesplit_controller.planning import Planning, Wish, device_profile, link_of, slowest
+from edgesplit_controller.refusals import Conflict, Forbidden, unknown
+from edgesplit_controller.registry import LoadedModel, Registry
+from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
+from edgesplit_controller.up import offload_arguments
+from edgesplit_partitioner.costs import TensorCost
+from edgesplit_partitioner.measure import Samples
+from edgesplit_partitioner.trace import LayerTime
+from unit.registry_bench import Bench, a_model
+
+PATIENCE_S = 30.0
+
+
+def test_chosen_ports_are_remembered(tmp_path: Path) -> None:
+    """Port 0 is chosen once per folder; a port that is given wins and changes nothing."""
+    first = with_ports(Settings(data=tmp_path, api_port=0, mqtt_port=0, offload_port=0))
+    again = with_ports(Settings(data=tmp_path, api_port=0, mqtt_port=0, offload_port=9))
+    assert (again.api_port, again.mqtt_port, again.offload_port) == (first.api_port, first.mqtt_port, 9)
+    assert len({first.api_port, first.mqtt_port, first.offload_port}) == 3
+    (tmp_path / "ports.json").write_text("{")
+    assert with_ports(Settings(data=tmp_path, api_port=0)).api_port > 0
+
+
+def test_a_taken_port_is_named_with_its_option(tmp_path: Path) -> None:
+    """One line that says what to change."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is taken.*--offload-port"):
+            await_port(Settings(data=tmp_path, offload_port=port), "offload_port", 0.0)
+    await_port(Settings(data=tmp_path, offload_port=port), "offload_port", 0.0)
+
+
+def test_hosts_decide_where_we_listen_and_what_devices_are_told(tmp_path: Path) -> None:
+    """Loopback alone unless a name is given by which others reach us."""
+    alone, named = Settings(data=tmp_path), Settings(data=tmp_path, hosts=("cloud.example", "10.0.0.1"))
+    assert (alone.address, alone.host) == ("127.0.0.1", "127.0.0.1")
+    assert (named.address, named.host, named.own_address) == ("0.0.0.0", "cloud.example", "127.0.0.1")
+    assert {"cloud.example", "10.0.0.1", "localhost", "::1"} <= set(named.certificate_hosts)
+    assert (url_host("::1"), url_host("a.b"), url_host("127.0.0.1")) == ("[::1]", "a.b", "127.0.0.1")
+
+
+def test_the_offload_servers_command_needs_a_controllers_folder(tmp_path: Path) -> None:
+    """Every path it names is the folder's; without a folder or a port the error says what to do."""
+    with pytest.raises(UsageError, match="up"):
+        offload_arguments(tmp_path, port=1)
+    (tmp_path / "offload").mkdir()
+    (tmp_path / "offload" / "root.json").write_text("{}")
+    with pytest.raises(UsageError, match="--port"):
+        offload_arguments(tmp_path)
+    words = offload_arguments(tmp_path, port=8500)
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert given["--releases"] == str(tmp_path / "offload" / "releases") and given["--port"] == "8500"
+    assert set(given) == {"--releases", "--root", "--cert", "--key", "--ca", "--host", "--port"}
+
+
+CHILD = """
+import os, sys, time
+print("starting", file=sys.stderr)
+print("listening on x", flush=True)
+time.sleep(600)
+"""
+
+
+def child(folder: Path, program: str) -> Child:
+    command = [sys.executable, "-c", program]
+    return Child("server", command, announces="listening on", log_file=folder / "log", pid_file=folder / "pid")
+
+
+def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
+    """Killed, it comes back under another pid; told to stop, it stays away."""
+    server = child(tmp_path, CHILD)
+    server.start()
+    first = int((tmp_path / "pid").read_text())
+    os.kill(first, signal.SIGKILL)
+    ticks = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.05)):
+        if (second := int((tmp_path / "pid").read_text())) != first:
+            break
+        ticks.wait(0.05)
+    assert second != first and server.restarts == 1
+    server.stop()
+    assert not (tmp_path / "pid").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(second, 0)
+
+
+def test_a_child_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    """One line with the reason, and nothing left running."""
+    with pytest.raises(UsageError, match="the server does not start: no such release"):
+        child(tmp_path, "import sys; sys.exit('no such release')").start()
+
+
+def test_calls_are_limited_per_address() -> None:
+    """A burst, then the rate; other addresses have their own."""
+    now = [0.0]
+    limit = RateLimit(per_s=2.0, burst=3, now=lambda: now[0])
+    assert [limit.allow("a") for _ in range(4)] == [True, True, True, False]
+    assert limit.allow("b")
+    now[0] += 0.5
+    assert [limit.allow("a"), limit.allow("a")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "declared", "parts", "status"),
+    [
+        ("/v1/plans", b"10", [b"x" * 10], 200),
+        ("/v1/plans", b"11", [b"x" * 11], 413),
+        ("/v1/plans", b"ten", [b"x"], 413),
+        ("/v1/plans", None, [b"x" * 6, b"x" * 6], 413),
+        ("/v1/models", b"100", [b"x" * 100], 200),
+    ],
+)
+def test_bodies_are_bounded_by_their_path(path: str, declared: bytes | None, parts: list[bytes], status: int) -> None:
+    """By what they declare, and by what comes."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def talk() -> int:
+        left = list(parts)
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": left.pop(0) if left else b"", "more_body": bool(left)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-length", declared)] if declared is not None else []
+        bounds = BodyBounds(app, default=10, by_suffix={"/v1/models": 100})
+        await bounds({"type": "http", "path": path, "headers": headers}, receive, send)
+        return int(sent[0]["status"])
+
+    assert asyncio.run(talk()) == status
+
+
+def test_heavy_work_runs_one_at_a_time_and_the_queue_is_bounded() -> None:
+    """Order is kept, errors rise where the work was asked for, and too many are told to come back."""
+    heavy = Heavy()
+    gate, ran = threading.Event(), []
+
+    def work(number: int) -> int:
+        gate.wait(PATIENCE_S)
+        ran.append(number)
+        if number == 1:
+            raise UsageError("one")
+        return number
+
+    async def talk() -> list[Any]:
+        waiting = [asyncio.create_task(heavy.run(work, number)) for number in range(16)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await heavy.run(work, 99)
+        gate.set()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    answers = asyncio.run(talk())
+    assert ran == list(range(16)) and answers[0] == 0 and isinstance(answers[1], UsageError)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (UsageError("x"), 400, "UsageError"),
+        (NotFound("x"), 404, "NotFound"),
+        (Conflict("x"), 409, "UsageError"),
+        (Forbidden("x"), 401, "UsageError"),
+        (InfeasibleLimits("x"), 409, "InfeasibleLimits"),
+        (ModelRefused("x"), 422, "ModelRefused"),
+        (Busy("x"), 429, "Busy"),
+        (LinkError("x"), 503, "LinkError"),
+        (BlobLost("x"), 500, "EdgeError"),
+        (EdgeError("x"), 500, "EdgeError"),
+    ],
+    ids=lambda one: str(one) if not isinstance(one, EdgeError) else type(one).__name__,
+)
+def test_each_kind_of_error_has_its_status_and_a_name_that_clients_know(
+    error: EdgeError, status: int, kind: str
+) -> None:
+    """Ours are told by the nearest kind that the SDK exports."""
+    assert (status_of(error), kind_of(error)) == (status, kind)
+
+
+def test_bindings_are_read_or_refused() -> None:
+    """DIM=N, the last `=` counting."""
+    assert parse_bindings(["batch=1", "a=b=3"]) == {"batch": 1, "a=b": 3}
+    for wrong in ("batch", "=1", "batch=", "batch=x", "batch=0", "batch=-1", "batch=1e3"):
+        with pytest.raises(UsageError):
+            parse_bindings([wrong])
+
+
+def test_a_name_that_is_not_there_brings_near_ones_or_all() -> None:
+    """Three at most, or what there is, or that there is nothing."""
+    assert "did you mean digits?" in str(unknown("model", "digit", ["digits", "faces"]))
+    assert "there is: digits, faces" in str(unknown("model", "xyzzy", ["faces", "digits"]))
+    assert "no model yet" in str(unknown("model", "digits", []))
+
+
+@pytest.mark.parametrize(
+    ("wish", "limits"),
+    [
+        (Wish(), {}),
+        (Wish(partition="device"), {"force": "device"}),
+        (Wish(partition="cloud", limits={"keep_first": 1}), {"force": "cloud", "keep_first": 1}),
+        (Wish(partition="conv1"), {"force_after": "conv1"}),
+        (Wish(limits={"force": "cloud"}), {"force": "cloud"}),
+    ],
+    ids=str,
+)
+def test_a_partition_is_a_limit_of_the_planners(wish: Wish, limits: dict[str, Any]) -> None:
+    """Words on the left, what the planner takes on the right."""
+    assert wish.planner_limits() == limits
+
+
+def test_a_partition_and_a_forcing_limit_contradict_each_other() -> None:
+    """One of them must go."""
+    with pytest.raises(UsageError):
+        Wish(partition="conv1", limits={"force": "cloud"}).planner_limits()
+
+
+def test_links_come_from_the_operator_then_the_device_then_the_assumption() -> None:
+    """And a class of several devices is planned for the slowest of theirs."""
+    assert link_of("lte", "3g").name == "lte" and link_of("", "3g").name == "3g" and link_of("", "").name == "wifi"
+    assert slowest([parse_link("wifi"), parse_link("3g"), parse_link("lte")]).name == "3g"
+
+
+def test_a_device_profile_is_a_shipped_name_never_a_path() -> None:
+    """A path would be one on the controller's machine."""
+    assert device_profile("raspberrypi4").name == "raspberrypi4"
+    for wrong in ("rasberrypi4", "./x.yaml", "/etc/passwd", ""):
+        with pytest.raises(NotFound):
+            device_profile(wrong)
+
+
+@dataclass
+class CountingMeasure:
+    """Invents measurements and counts how often it was asked."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+        self.asked.append("layers")
+        return {layer.name: LayerTime(0.001, 0.002) for layer in loaded.graph.layers}
+
+    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> Samples:
+        self.asked.append(f"{len(samples)} samples")
+        sizes = {name: TensorCost(bytes=tensor.bytes) for name, tensor in loaded.graph.tensors.items()}
+        return Samples(tensors=sizes, frame_bytes=0, count=len(samples), basis="invented")
+
+
+def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path: Path) -> None:
+    """Plans reuse what was measured, also after a restart; `profile` measures anew."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    made = planning.plan(model, "raspberrypi4", parse_link("lte"), Wish(partition="conv"))
+    planning.costs(model, "jetson-nano")
+    assert measure.asked == ["layers", "0 samples"]
+    assert made.table.model == "small@1" and made.row.after == "conv"
+
+    database = Database(f"sqlite:///{tmp_path / 'controller.db'}")
+    registry = Registry(database, BlobStore(tmp_path / "blobs"), now=lambda: 1.0)
+    again = Planning(database, registry, now=lambda: 1.0, measure=measure)
+    again.costs(registry.get("small"), "raspberrypi4")
+    assert measure.asked == ["layers", "0 samples"]
+
+    assert {layer["name"] for layer in again.profile(model)["layers"]} == {"conv", "pool", "flatten", "classify"}
+    assert measure.asked == ["layers", "0 samples", "layers", "0 samples"]

@@ -1,0 +1,174 @@
+"""What is pushed as a model and is none, or not quite, is refused with the reason that is true."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import zipfile
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgesplit.errors import ModelRefused, UsageError
+from edgesplit_partitioner import optimise
+from edgesplit_partitioner.onnx_model import prepare_model
+from unit import onnx_models as tiny
+
+
+def zipped(member: str) -> bytes:
+    """A zip archive that holds one file."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(member, b"something")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "empty"),
+        (b"\x20\x00\x00\x00TFL3" + bytes(40), "TFLite"),
+        (zipped("archive/data.pkl"), "PyTorch"),
+        (zipped("model.json"), "zip archive"),
+        (pickle.dumps({"weights": [1.0]}), "pickle"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5"),
+        (b"\x1f\x8b\x08\x00" + bytes(40), "compressed"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS"),
+        (b"<html>404</html>", "text"),
+        (bytes(1000), "truncated or damaged"),
+        (np.random.default_rng(0).bytes(4000), "truncated or damaged"),
+        (b"\x08\x08", "no graph"),
+    ],
+)
+def test_what_is_no_onnx_model_is_refused_by_name(raw: bytes, reason: str) -> None:
+    """Whoever pushes the wrong file learns which file it is."""
+    with pytest.raises(ModelRefused, match=reason):
+        prepare_model(raw)
+
+
+def test_every_prefix_of_a_good_model_is_refused() -> None:
+    """A download that stopped half-way is never taken for a model, wherever it stopped."""
+    raw = tiny.chain()
+    lengths = {*range(0, len(raw), 997), *range(64), *range(len(raw) - 64, len(raw))}
+    for length in sorted(lengths):
+        with pytest.raises(ModelRefused):
+            prepare_model(raw[:length])
+
+
+def test_damaged_bytes_never_crash_us() -> None:
+    """A model with bytes overwritten is taken or refused, nothing else."""
+    seed = 20260101
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    good = tiny.listed_weights()
+    for _ in range(12):
+        raw = bytearray(good)
+        for place in rng.integers(0, len(raw), 4):
+            raw[place] = int(rng.integers(0, 256))
+        try:
+            prepare_model(bytes(raw))
+        except ModelRefused as refusal:
+            assert str(refusal)
+
+
+def one_node(operator: str, domain: str = "") -> bytes:
+    """A model of one operator."""
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x"], ["y"], domain=domain)], "g", [tiny.value("x", [2])], [tiny.value("y", None)]
+    )
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("my.own", 1)]
+    return bytes(helper.make_model(graph, opset_imports=sets, ir_version=8).SerializeToString())
+
+
+@pytest.mark.parametrize(("raw", "name"), [(one_node("Fooify"), "Fooify"), (one_node("Relu", "my.own"), "my.own:Relu")])
+def test_unknown_operator_is_named(raw: bytes, name: str) -> None:
+    """An operator that onnxruntime does not have is refused by its name."""
+    with pytest.raises(ModelRefused, match=f"unknown operator '{name}'"):
+        prepare_model(raw)
+
+
+def test_weights_in_another_file_are_missed() -> None:
+    """External data that was not given is named, and the way out is told; no path in the model is ever opened."""
+    model = onnx.load_model_from_string(tiny.listed_weights())
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../../etc/passwd")
+    with pytest.raises(ModelRefused, match=r"etc/passwd.*save_as_external_data=False"):
+        prepare_model(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("graph_inputs", "reason"),
+    [
+        (tiny.value("x", [2], TensorProto.STRING), "not a tensor of numbers"),
+        (tiny.value("x", None), "how many dimensions"),
+        (tiny.value("x", [2, 0]), r"--bind x:1=LENGTH"),
+    ],
+)
+def test_inputs_that_cannot_be_fed_are_refused(graph_inputs: onnx.ValueInfoProto, reason: str) -> None:
+    """Strings, unknown rank and zero lengths are refused each with its own reason."""
+    raw = tiny.build([helper.make_node("Identity", ["x"], ["y"])], [graph_inputs], [tiny.value("y", None)])
+    with pytest.raises(ModelRefused, match=reason):
+        prepare_model(raw)
+
+
+def test_free_dimensions_are_bound_or_asked_for() -> None:
+    """A free dimension is refused with what to type, and what is typed settles every shape inside."""
+    with pytest.raises(ModelRefused, match=r"--bind batch=1 --bind image:3=LENGTH"):
+        prepare_model(tiny.free_batch())
+
+    model = prepare_model(tiny.free_batch(), {"batch": 2, "image:3": 5})
+
+    assert model.inputs[0].shape == (2, 3, 4, 5)
+    assert model.outputs[0].shape == (2, 60)
+    assert all(-1 not in tensor.shape for tensor in model.graph.tensors.values())
+
+
+@pytest.mark.parametrize("bindings", [{"bach": 1}, {"batch": 0}, {"batch": 2**40}])
+def test_binding_that_fits_nothing_is_a_usage_error(bindings: dict[str, int]) -> None:
+    """A mistyped binding is the caller's mistake, and the names that exist are listed where it is the name."""
+    with pytest.raises(UsageError, match="batch"):
+        prepare_model(tiny.free_batch(), {"image:3": 4, **bindings})
+
+
+def test_crash_of_onnxruntime_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model on which onnxruntime dies is refused, and we live on."""
+    monkeypatch.setattr(optimise, "CHILD", (sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"))
+    with pytest.raises(ModelRefused, match="SIGSEGV"):
+        prepare_model(tiny.chain())
+
+
+def test_hang_of_onnxruntime_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model on which onnxruntime never ends is refused after the time limit."""
+    monkeypatch.setattr(optimise, "CHILD", (sys.executable, "-c", "import signal; signal.pause()"))
+    monkeypatch.setattr(optimise, "TIMEOUT_S", 0.2)
+    with pytest.raises(ModelRefused, match="not done"):
+        prepare_model(tiny.chain())
+
+
+def test_memory_bomb_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that asks for more memory than a model may have is refused."""
+    monkeypatch.setattr(optimise, "MEMORY_BYTES", 2**28)
+    with pytest.raises(ModelRefused):
+        prepare_model(tiny.chain())
+
+
+def test_two_preparations_give_the_same_bytes() -> None:
+    """What is stored by content hash must not depend on the run."""
+    assert prepare_model(tiny.state()).raw == tiny.prepared("state").raw
+
+
+def test_binding_is_named_when_it_is_what_does_not_fit() -> None:
+    """A length that makes the operators inside disagree is refused with the binding that was given."""
+    raw = tiny.build(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [tiny.value("x", ["n"])],
+        [tiny.value("y", None)],
+        [tiny.weight("w", 4)],
+    )
+    with pytest.raises(ModelRefused, match=r"with --bind n=3: .*"):
+        prepare_model(raw, {"n": 3})

@@ -1,0 +1,155 @@
+"""Limits: what they hold where, and which of them cannot be kept together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgesplit.errors import InfeasibleLimits
+from edgesplit.plan import Link
+from edgesplit_partitioner import Costs, Limits, candidates, load_costs, plan
+
+LINKS = {"device-cloud": Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.0)}
+
+
+def camera(**tiers: list[str]) -> Costs:
+    """decode -> conv -> head on a fast link: all-remote is best unless something forbids it."""
+    rows: list[dict[str, Any]] = [
+        {"name": "decode", "reads": ["frame"], "writes": {"pixels": {"bytes": 9000}}},
+        {"name": "conv", "reads": ["pixels"], "writes": {"features": {"bytes": 500}}},
+        {"name": "head", "reads": ["features"], "writes": {"out": {"bytes": 8}}},
+    ]
+    for row in rows:
+        row |= {"seconds": {"device": 1.0, "cloud": 0.1}, "tiers": tiers.get(row["name"], [])}
+    return load_costs(
+        {
+            "model": "camera@1",
+            "tiers": ["device", "cloud"],
+            "inputs": {"frame": {"bytes": 3000}},
+            "outputs": ["out"],
+            "layers": rows,
+            "raw_inputs": ["frame", "pixels"],
+            "device_class": "raspberrypi4",
+            "basis": {"device": "measured on pi-7"},
+        }
+    )
+
+
+def device_layers(costs: Costs, **limits: Any) -> tuple[str, ...]:
+    return plan(costs, LINKS, limits=limits).cut["device"]
+
+
+def test_raw_tensors_stay() -> None:
+    """Whatever reads a raw tensor, the merely decoded one included, runs on the device; the table carries the ban."""
+    found = plan(camera(), LINKS, limits={"keep_raw_input": True})
+    assert found.cut["device"] == ("decode", "conv")
+    assert found.table.never_leaves == ("frame", "pixels")
+    assert found.table.limits == {"keep_raw_input": "true"}
+    assert [row.name for row in found.table.rows] == ["cut-1", "local"]
+
+
+def test_the_first_layers_stay() -> None:
+    """And no others need to."""
+    assert device_layers(camera()) == ()
+    assert device_layers(camera(), keep_first=1) == ("decode",)
+    assert device_layers(camera(), keep_first=99) == ("decode", "conv", "head")
+
+
+def test_limits_are_a_value_or_a_mapping() -> None:
+    """The command line's spelling is understood too."""
+    assert plan(camera(), LINKS, limits=Limits(keep_first=2)).cut == plan(camera(), LINKS, limits={"keep-first": 2}).cut
+
+
+@pytest.mark.parametrize(
+    ("limits", "layers"),
+    [
+        ({"force": "device"}, ("decode", "conv", "head")),
+        ({"force": "cloud"}, ()),
+        ({"force": "conv"}, ("decode", "conv")),
+        ({"force_after": "decode"}, ("decode",)),
+    ],
+)
+def test_a_forced_cut_is_taken_with_all_local_behind_it(limits: dict[str, str], layers: tuple[str, ...]) -> None:
+    """The table says which row was forced, so that the device does not choose a faster one."""
+    found = plan(camera(), LINKS, limits=limits)
+    assert found.cut["device"] == layers
+    assert found.table.forced == found.row.name
+    assert found.table.local is not None and len(found.table.rows) == (1 if len(layers) == 3 else 2)
+
+
+def test_without_fallback_all_local_is_left_out() -> None:
+    """Unless it is the cut."""
+    assert [row.name for row in plan(camera(), LINKS, limits={"force": "conv", "fallback": "none"}).table.rows] == [
+        "cut-1"
+    ]
+    assert plan(camera(), LINKS, limits={"fallback": "none"}).table.fallback == "none"
+    assert plan(camera(), LINKS, limits={"force": "device", "fallback": "none"}).table.local is not None
+
+
+def test_the_table_says_whose_times_it_holds() -> None:
+    """Model, device class and basis come from the costs."""
+    table = plan(camera(), LINKS).table
+    assert (table.model, table.device_class, table.basis, table.fallback) == (
+        "camera@1",
+        "raspberrypi4",
+        "measured",
+        "warm",
+    )
+
+
+def test_layers_run_only_on_their_tiers() -> None:
+    """A device-only layer holds what it needs; a cloud-only one sends what needs it, and there is no fallback."""
+    assert device_layers(camera(conv=["device"])) == ("decode", "conv")
+    cloudy = plan(camera(conv=["cloud"]), LINKS)
+    assert "conv" in cloudy.cut["cloud"] and "head" in cloudy.cut["cloud"]
+    assert cloudy.table.local is None and cloudy.table.fallback == "none"
+    assert cloudy.certificate.all_local is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "tiers", "named"),
+    [
+        ({"keep_raw_input": True, "force": "cloud"}, {}, ["keep_raw_input", "force=cloud", "'decode'"]),
+        ({"keep_first": 3, "force_after": "conv"}, {}, ["keep_first=3", "force_after=conv", "'head'"]),
+        ({"force": "device"}, {"head": ["cloud"]}, ["force=device", "tiers of layer 'head'"]),
+        ({"keep_first": 3}, {"head": ["cloud"]}, ["keep_first=3", "tiers of layer 'head'"]),
+        ({}, {"decode": ["cloud"], "head": ["device"]}, ["tiers of layer 'decode'", "tiers of layer 'head'"]),
+    ],
+)
+def test_limits_that_conflict_are_named(limits: dict[str, Any], tiers: dict[str, list[str]], named: list[str]) -> None:
+    """Both of them, and the layer they meet on."""
+    with pytest.raises(InfeasibleLimits) as refused:
+        plan(camera(**tiers), LINKS, limits=limits)
+    assert all(text in str(refused.value) for text in named)
+
+
+def test_a_layer_of_neither_tier_is_infeasible() -> None:
+    """A layer that only the edge runs has no place on device and cloud."""
+    costs = load_costs(
+        {
+            "model": "m",
+            "tiers": ["device", "edge", "cloud"],
+            "inputs": {"in": {"bytes": 1}},
+            "outputs": ["out"],
+            "layers": [{"name": "a", "reads": ["in"], "writes": {"out": {"bytes": 1}}, "seconds": {"edge": 1.0}}],
+        }
+    )
+    with pytest.raises(InfeasibleLimits, match="'a' runs only on edge"):
+        plan(costs, LINKS)
+
+
+def test_gain_is_over_the_pure_modes_that_are_allowed() -> None:
+    """With the raw input kept, sending all of it is no rival; a forced cut may gain less than 1."""
+    kept = plan(camera(), LINKS, limits={"keep_raw_input": True})
+    assert kept.certificate.all_remote is not None and kept.certificate.all_remote < kept.seconds
+    assert kept.gain == pytest.approx(3.0 / kept.seconds) and kept.gain > 1
+    forced = plan(camera(), LINKS, limits={"force": "conv"})
+    assert forced.gain is not None and forced.gain < 1
+
+
+def test_forbidden_all_remote_is_still_shown() -> None:
+    """People compare with it; it is marked."""
+    shown = {one.row.name: one for one in candidates(camera(), LINKS, {"keep_raw_input": True})}
+    assert not shown["remote"].allowed and not shown["remote"].in_table
+    assert shown["cut-1"].best and shown["local"].allowed

@@ -1,0 +1,142 @@
+"""The cut beneath the planner: bounds, ties and numbers that integers cannot hold; and the envelope above it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from edgesplit.limits import LIMITS
+from edgesplit_partitioner import load_costs, plan
+from edgesplit_partitioner.envelope import Line, explore, lower_envelope, thinned
+from edgesplit_partitioner.mincut import Charges, Network
+
+
+def two_nodes() -> Network:
+    return Network(2, np.array([0, 1]), np.array([1, 0]))
+
+
+def charges(source: list[float], sink: list[float], arcs: list[float]) -> Charges:
+    return Charges(np.array(source), np.array(sink), np.array(arcs))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9, 1e15])
+def test_scale_does_not_matter(scale: float) -> None:
+    """Nanoseconds and years give the same cut with a bound at its value: nothing overflows, nothing rounds to 0."""
+    cut = two_nodes().minimum(
+        charges([9 * scale, 3 * scale], [scale, 7 * scale], [2 * scale, np.inf]), np.array([1, 1], bool)
+    )
+    assert cut.source_side.tolist() == [True, False]
+    assert cut.lower_bound == pytest.approx(6 * scale, rel=1e-14)
+
+
+def test_small_charges_count_beside_large_ones() -> None:
+    """A difference far below one part in 2^31 of the whole still decides."""
+    base = 1e6
+    for tiny, side in ((1e-4, True), (-1e-4, False)):
+        found = two_nodes().minimum(charges([base + tiny, base], [base, base], [0.0, 0.0]), np.array([1, 1], bool))
+        assert bool(found.source_side[0]) is side
+
+
+def test_equal_cuts_are_decided_by_the_next_charge() -> None:
+    """Of two cuts at one price the tie charge decides, and without one the wider source side is taken."""
+    equal = charges([1.0, 1.0], [1.0, 1.0], [5.0, np.inf])
+    known = np.array([1, 1], bool)
+    assert two_nodes().minimum(equal, known).source_side.tolist() == [True, True]
+    against = charges([0.0, 0.0], [0.1, 0.1], [0.0, 0.0])
+    assert two_nodes().minimum(equal, known, against).source_side.tolist() == [False, False]
+
+
+def test_a_deep_graph_is_proven_too() -> None:
+    """Two thousand layers with skips: the gap is the noise of adding doubles."""
+    rng = random.Random(7)
+    layers = [
+        {
+            "name": f"l{i}",
+            "reads": sorted({f"t{i}", f"t{rng.randrange(max(0, i - 4), i + 1)}"}),
+            "writes": {f"t{i + 1}": {"bytes": rng.randrange(1, 10**6)}},
+            "seconds": {"device": rng.random(), "cloud": rng.random() / 9},
+        }
+        for i in range(2000)
+    ]
+    costs = load_costs(
+        {
+            "model": "deep",
+            "tiers": ["device", "cloud"],
+            "inputs": {"t0": {"bytes": 10**8}},
+            "outputs": ["t2000"],
+            "layers": layers,
+        }
+    )
+    found = plan(costs, {"device-cloud": {"up_bytes_per_s": 2e5, "down_bytes_per_s": 1e6, "rtt_s": 0.01}})
+    assert 0 < len(found.cut["device"]) < 2000
+    assert found.certificate.gap < 1e-12
+
+
+def lines(*pairs: tuple[float, float]) -> list[Line[int]]:
+    return [Line(a, b, number) for number, (a, b) in enumerate(pairs)]
+
+
+def test_the_envelope_is_the_lowest_line_everywhere() -> None:
+    """Random lines, equal and parallel ones among them, at many x."""
+    rng = random.Random(3)
+    for _ in range(300):
+        some = lines(*((rng.randrange(9) / 4, rng.randrange(9)) for _ in range(rng.randrange(1, 9))))
+        stretches = lower_envelope(some)
+        assert stretches[0].start == 0.0 and stretches[-1].end == float("inf")
+        for step in range(80):
+            x = step / 20
+            lowest = min(line.at(x) for line in some)
+            here = [one.line.at(x) for one in stretches if one.start <= x <= one.end]
+            assert here and all(height == pytest.approx(lowest, abs=1e-12) for height in here)
+
+
+def test_of_equal_lines_the_first_counts() -> None:
+    """So a plan's own row stays in its table."""
+    assert [one.line.what for one in lower_envelope(lines((1, 2), (1, 2), (9, 0)))] == [0, 2]
+
+
+def test_exploring_finds_every_line_by_asking_2k_minus_1_times() -> None:
+    """Five lines cost nine questions: the two ends, asked already, and seven between."""
+    some = lines((0, 16), (1, 8), (2.5, 4), (5, 2), (9, 0))
+    asked = []
+
+    def lowest(x: float) -> Line[int]:
+        asked.append(x)
+        return min(some, key=lambda line: (line.at(x), line.b))
+
+    assert [line.what for line in explore(lowest, some[0], some[4])] == [0, 1, 2, 3, 4]
+    assert len(asked) == 7
+
+
+def test_thinning_takes_what_is_missed_least() -> None:
+    """The line that dips a little goes before the one that dips much; the ends stay."""
+    some = lines((0, 16), (7.9, 7.9), (2, 2), (3, 0))
+    assert [line.what for line in thinned(some, 3)] == [0, 2, 3]
+    assert [line.what for line in thinned(some, 1)] == [0, 3]
+
+
+def test_a_table_never_outgrows_a_release() -> None:
+    """A chain with hundreds of good cuts keeps those that matter, the best one and all-local among them."""
+    layers = [
+        {
+            "name": f"l{i}",
+            "reads": [f"t{i}"],
+            "writes": {f"t{i + 1}": {"bytes": int(1e6 * 0.97 ** (i + 1))}},
+            "seconds": {"device": 0.01 * 1.02**i, "cloud": 0.0},
+        }
+        for i in range(200)
+    ]
+    costs = load_costs(
+        {
+            "model": "wide",
+            "tiers": ["device", "cloud"],
+            "inputs": {"t0": {"bytes": 10**6}},
+            "outputs": ["t200"],
+            "layers": layers,
+        }
+    )
+    found = plan(costs, {"device-cloud": {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "rtt_s": 0.0}})
+    assert LIMITS.rows - 3 <= len(found.table.rows) <= LIMITS.rows
+    assert found.row in found.table.rows and found.table.local is not None
