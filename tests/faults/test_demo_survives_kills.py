@@ -63,12 +63,37 @@ def reading(demo: subprocess.Popen[str], lines: list[str], streaming: threading.
     return reader
 
 
+def seeded() -> random.Random:
+    """Chance with a seed that is printed, and can be given again."""
+    seed = int(os.environ.get("EDGESPLIT_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"seed {seed} (repeat with EDGESPLIT_SEED={seed})")
+    return random.Random(seed)
+
+
+def kill_one_after_another(folder: Path, chance: random.Random, longest_s: float, lines: list[str]) -> None:
+    """SIGKILL for each kind of process, in any order, after any pause; the moments are the test's input."""
+    victims = list(VICTIMS)
+    chance.shuffle(victims)
+    for victim in victims:
+        threading.Event().wait(chance.uniform(0.1, longest_s))
+        if victim == "offload" and any("offload server is killed" in line for line in lines):
+            continue
+        os.kill(eventually(f"{victim} runs", lambda v=victim: pid_of(folder, v)), signal.SIGKILL)
+
+
+def finished_well(demo: subprocess.Popen[str], reader: threading.Thread, lines: list[str], summary: Path) -> None:
+    """The demo ended as it should, and every device's books are clean."""
+    code = demo.wait(timeout=200)
+    reader.join(10)
+    assert code == 0, "".join(lines)
+    for device in json.loads(summary.read_text())["devices"].values():
+        assert (device["lost"], device["duplicated"], device["wrong"]) == (0, 0, 0)
+        assert device["answered"] == device["requests"]
+
+
 @pytest.mark.timeout(280)
 def test_sigkill_of_any_process_loses_no_request_and_answers_none_twice(tmp_path: Path) -> None:
     """Controller, broker, offload server and an agent are killed one after another at seeded moments of the story."""
-    seed = int(os.environ.get("EDGESPLIT_SEED") or random.SystemRandom().randrange(2**32))
-    print(f"seed {seed} (repeat with EDGESPLIT_SEED={seed})")
-    chance = random.Random(seed)
     folder, summary = tmp_path / "demo", tmp_path / "out.json"
     lines: list[str] = []
     streaming = threading.Event()
@@ -76,20 +101,22 @@ def test_sigkill_of_any_process_loses_no_request_and_answers_none_twice(tmp_path
     reader = reading(demo, lines, streaming)
     assert streaming.wait(120), "".join(lines)
 
-    victims = list(VICTIMS)
-    chance.shuffle(victims)
-    for victim in victims:
-        threading.Event().wait(chance.uniform(0.5, 4.0) * PACE)  # the moment of the kill is the test's input
-        if victim == "offload" and any("offload server is killed" in line for line in lines):
-            continue
-        os.kill(eventually(f"{victim} runs", lambda v=victim: pid_of(folder, v)), signal.SIGKILL)
+    kill_one_after_another(folder, seeded(), 4.0 * PACE, lines)
 
-    code = demo.wait(timeout=200)
-    reader.join(10)
-    assert code == 0, "".join(lines)
-    for device in json.loads(summary.read_text())["devices"].values():
-        assert (device["lost"], device["duplicated"], device["wrong"]) == (0, 0, 0)
-        assert device["answered"] == device["requests"]
+    finished_well(demo, reader, lines, summary)
+
+
+@pytest.mark.timeout(280)
+def test_sigkill_of_any_process_while_the_demo_prepares_needs_no_cleaning(tmp_path: Path) -> None:
+    """The same while the model is pushed, devices enrol and slices are fetched: no hand has to help."""
+    folder, summary = tmp_path / "demo", tmp_path / "out.json"
+    lines: list[str] = []
+    demo = start_demo(folder, summary)
+    reader = reading(demo, lines, threading.Event())
+
+    kill_one_after_another(folder, seeded(), 2.0, lines)
+
+    finished_well(demo, reader, lines, summary)
 
 
 @pytest.mark.timeout(120)

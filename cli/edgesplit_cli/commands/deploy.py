@@ -68,7 +68,7 @@ def deploy(
             row["name"] + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
             for row in plan["rows"]
         )
-        console().print(f"  {plan['device_class']}: {rows}")
+        console().print(f"  {plan['device_class']}: {rows}", soft_wrap=True)
     if not wait_s:
         console().print("Devices fetch it now: `edgectl device list` shows who runs what.")
 

@@ -14,14 +14,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
 
-from edgesplit.errors import EdgeError, UsageError
+from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.inputs import InputSpec
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
@@ -36,7 +37,11 @@ from edgesplit_cli.demo.stream import Books, Frame, Stream, load_frames
 from edgesplit_cli.demo.summary import problems, summary_table, whole_summary
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+T = TypeVar("T")
 START_S = 60.0
+MOST_TRIES = 5
+TRY_AGAIN = (LinkError.exit_code, -signal.SIGKILL)
+"""Ends of a command that only say that something was killed under it."""
 
 
 def run_demo(*, keep: bool, json_file: Path | None, picture: Path, folder: Path | None, pace: float) -> None:
@@ -73,6 +78,7 @@ class Demo:
         self.urls: dict[str, str] = {}
         self.plans: dict[str, Any] = {}
         self.frames: list[Frame] = []
+        self.mqtt_port, self.offload_port = free_port(), free_port()
         self._say: Callable[[str], None] = lambda text: console.print(text, style="yellow")
 
     # ---- before the story -------------------------------------------------------------------------------------
@@ -88,69 +94,40 @@ class Demo:
         self._deploy()
 
     def _start_cloud(self) -> None:
-        offload_port = free_port()
-        self._child(
-            "controller",
-            self._edgectl(
-                "up", "--no-offload", "--api-port", "0", "--mqtt-port", "0", "--offload-port", str(offload_port)
-            ),
-        )
+        ports = ["--api-port", "0", "--mqtt-port", str(self.mqtt_port), "--offload-port", str(self.offload_port)]
+        self._child("controller", self._edgectl("up", "--no-offload", *ports))
         self._until("the controller answers", self._controller_answers)
-        self._child("offload", self._edgectl("offload", "serve", "--port", str(offload_port)))
-        self._until("the offload server answers", lambda: _answers(offload_port))
-        self.offload_port = offload_port
+        self._child("offload", self._edgectl("offload", "serve", "--port", str(self.offload_port)))
+        self._until("the offload server answers", lambda: _answers(self.offload_port))
 
     def _controller_answers(self) -> bool:
-        try:
-            return bool(Api.of(self.data).get("/v1/health"))
-        except EdgeError:
-            return False
+        return bool(Api.of(self.data).get("/v1/health"))
 
     def _push(self) -> None:
         digits = digits_folder()
         self._command("model", "push", str(digits / "digits.onnx"), "--name", MODEL, "--input", INPUT_SPEC)
         self._command("profile", MODEL, "--samples", str(digits / "frames"), quiet=True)
-        api = Api.of(self.data)
-        shown = api.get(f"/v1/models/{MODEL}")
-        spec = msgspec.convert(shown["input_spec"], InputSpec)
-        self.frames = load_frames(digits / "frames", api.download(f"/v1/models/{MODEL}/optimised"), spec)
+        shown = self._ask(lambda api: api.get(f"/v1/models/{MODEL}"))
+        whole = self._ask(lambda api: api.download(f"/v1/models/{MODEL}/optimised"))
+        self.frames = load_frames(digits / "frames", whole, msgspec.convert(shown["input_spec"], InputSpec))
 
     def _enrol(self, device: DemoDevice) -> None:
         """Claim the device, shape its link, start its agent."""
         claim = self.data / f"{device.name}.claim.json"
-        self._command(
-            "device",
-            "claim",
-            device.name,
-            "--profile",
-            device.profile,
-            "--link",
-            device.link,
-            "--out",
-            str(claim),
-            quiet=True,
-        )
+        options = ["--profile", device.profile, "--link", device.link, "--out", str(claim)]
+        self._command("device", "claim", device.name, *options, quiet=True)
         port = free_port()
         link = parse_link(device.link)
-        addresses = json.loads((self.data / "controller.json").read_text())
         shaped = [
             ShapedLink("127.0.0.1", self.offload_port, link),
-            ShapedLink("127.0.0.1", addresses["mqtt_port"], link),
+            ShapedLink("127.0.0.1", self.mqtt_port, link),
         ]
         for one in shaped:
             one.start()
         self.links[device.name] = shaped
         self.urls[device.name] = f"http://127.0.0.1:{port}"
-        argv = [
-            sys.executable,
-            "-m",
-            "edgesplit_agent.main",
-            "run",
-            "--data",
-            str(self.data / "devices" / device.name),
-            "--claim",
-            str(claim),
-        ]
+        folder = self.data / "devices" / device.name
+        argv = [sys.executable, "-m", "edgesplit_agent.main", "run", "--data", str(folder), "--claim", str(claim)]
         argv += ["--port", str(port), "--emulate", "--die-with-parent"]
         argv += ["--offload", f"127.0.0.1:{shaped[0].port}", "--broker", f"127.0.0.1:{shaped[1].port}"]
         self._child(device.name, argv)
@@ -162,15 +139,10 @@ class Demo:
         for devices, limits in ((free, []), (guarded, ["--keep-raw-input"])):
             to = [word for device in devices for word in ("--to", device.name)]
             self._command("deploy", MODEL, "--partition", "auto", *to, *limits, "--wait", "120")
-        api = Api.of(self.data)
         for device in DEVICES:
-            body = {
-                "model": MODEL,
-                "device": device.profile,
-                "link": device.link,
-                "limits": {"keep_raw_input": device.keep_raw_input},
-            }
-            self.plans[device.name] = api.post("/v1/plans", body)
+            body: dict[str, Any] = {"model": MODEL, "device": device.profile, "link": device.link}
+            body["limits"] = {"keep_raw_input": device.keep_raw_input}
+            self.plans[device.name] = self._ask(partial(Api.post, path="/v1/plans", body=body))
         self._command("device", "list")
 
     def _all_online(self) -> bool:
@@ -275,26 +247,59 @@ class Demo:
         self.children[name] = self.watch.add(Child(name, argv, self.data / "logs" / f"{name}.log", ONE_THREAD))
 
     def _command(self, *words: str, quiet: bool = False) -> None:
-        """Run one of our commands and show it; its failure is ours."""
+        """Run one of our commands and show it; its failure is ours, but for a controller or command that was killed."""
         shown = " ".join(f"'{word}'" if " " in word else word for word in words)
-        self.console.print(f"[cyan]$ edgectl {shown}[/]")
-        done = subprocess.run(
-            self._edgectl(*words), capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "150"}
-        )
-        if done.returncode:
-            raise EdgeError(f"`edgectl {shown}` failed: {done.stderr.strip() or done.stdout.strip()}")
-        if not quiet and done.stdout.strip():
-            self.console.print(done.stdout.rstrip(), markup=False)
+        self.console.print(f"[cyan]$ edgectl {shown}[/]", soft_wrap=True)
+        for _ in range(MOST_TRIES):
+            code, output, errors = self._run(words)
+            if code not in TRY_AGAIN:
+                break
+            self._until("the controller answers", self._controller_answers)
+        if code:
+            raise EdgeError(f"`edgectl {shown}` failed: {errors.strip() or output.strip()}")
+        if not quiet and output.strip():
+            self.console.print(output.rstrip(), markup=False, soft_wrap=True)
+
+    def _run(self, words: tuple[str, ...]) -> tuple[int, str, str]:
+        """One try of a command, while whatever dies meanwhile is started again."""
+        environment = {**os.environ, "COLUMNS": "150"}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(self._edgectl(*words), stdout=pipe, stderr=pipe, text=True, env=environment) as command:
+            while True:
+                try:
+                    output, errors = command.communicate(timeout=0.2)
+                    return command.returncode, output, errors
+                except subprocess.TimeoutExpired:
+                    self.watch.tend()
+
+    def _ask(self, question: Callable[[Api], T]) -> T:
+        """The controller's answer, asked again while it is being restarted."""
+        answers: list[T] = []
+
+        def answered() -> bool:
+            answers.append(question(Api.of(self.data)))
+            return True
+
+        self._until("the controller answers", answered)
+        return answers[-1]
 
     def _until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait for something to become true, restarting what dies meanwhile."""
         until = monotonic() + START_S
-        while not holds():
+        while not _holds(holds):
             self.watch.tend()
             if monotonic() > until:
                 ends = "\n".join(f"--- {child.log}\n{child.last_words(8)}" for child in self.children.values())
                 raise EdgeError(f"waited {START_S:.0f} s in vain until {what}; the logs end:\n{ends}")
             time.sleep(0.1)
+
+
+def _holds(what: Callable[[], bool]) -> bool:
+    """Is it true? Not while the controller, or the file that tells where it is, is away."""
+    try:
+        return what()
+    except (LinkError, UsageError):
+        return False
 
 
 @contextmanager
@@ -324,7 +329,7 @@ def _link_of(name: str) -> str:
 
 def digits_folder() -> Path:
     """Where the digits model and its held-out frames are: in the checkout, or in the wheel."""
-    for folder in (Path(__file__).parents[3] / "examples" / "digits", Path(__file__).parent / "digits"):
+    for folder in (Path(__file__).parent / "digits", Path(__file__).parents[3] / "examples" / "digits"):
         if (folder / "digits.onnx").exists():
             return folder
     raise UsageError("examples/digits/digits.onnx is missing: run the demo from a checkout or an installed wheel")

@@ -1,0 +1,50 @@
+"""What is installed is the built wheel, not the checkout: it must hold every room and the files they read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+NEEDED = (
+    "edgesplit/py.typed",
+    "edgesplit_device_profiles/raspberrypi4.yaml",
+    "edgesplit_cli/demo/digits/digits.onnx",
+    "edgesplit_cli/demo/digits/frames/labels.json",
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built offline."""
+    folder = tmp_path_factory.mktemp("wheel")
+    argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(argv, cwd=REPOSITORY, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_holds_every_room_and_what_they_read(wheel: Path) -> None:
+    """Device profiles, type marker and the demo's model travel with the code; no test and no cache does."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert set(NEEDED) <= names
+    assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
+
+
+def test_the_installed_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked elsewhere, with no checkout on the path, the commands start and find their data."""
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    script = (
+        f"import sys\nsys.path[:] = [p for p in sys.path if not p.startswith({str(REPOSITORY)!r}) or 'site-' in p]\n"
+        f"sys.path.insert(0, {str(tmp_path / 'installed')!r})\n"
+        "import edgesplit_cli.main, edgesplit_agent.main, edgesplit_offload.main\n"
+        "from edgesplit.profiles import load_profile, list_profiles\n"
+        "from edgesplit_cli.demo.run import digits_folder\n"
+        "assert edgesplit_cli.main.__file__.startswith(sys.path[0]), edgesplit_cli.main.__file__\n"
+        "assert 'demo' in str(digits_folder()) and [load_profile(name) for name in list_profiles()]\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, check=True)
