@@ -250,11 +250,12 @@ class Demo:
         """Run one of our commands and show it; its failure is ours, but for a controller or command that was killed."""
         shown = " ".join(f"'{word}'" if " " in word else word for word in words)
         self.console.print(f"[cyan]$ edgectl {shown}[/]", soft_wrap=True)
-        for _ in range(MOST_TRIES):
-            code, output, errors = self._run(words)
+        code, output, errors = self._run(words)
+        for _ in range(MOST_TRIES - 1):
             if code not in TRY_AGAIN:
                 break
             self._until("the controller answers", self._controller_answers)
+            code, output, errors = self._run(words)
         if code:
             raise EdgeError(f"`edgectl {shown}` failed: {errors.strip() or output.strip()}")
         if not quiet and output.strip():
