@@ -90,6 +90,9 @@ class ScriptedCloud:
 
     def __init__(self) -> None:
         self.script: Script = lambda request, good: good
+        self.probes = 0
+        self.healthy = True
+        """What the agent's probes find; a breaker that is open stays so while this is False."""
         self.asked: list[str] = []
         self.ids: list[str] = []
         self.steps = programs()
@@ -103,7 +106,8 @@ class ScriptedCloud:
 
     def _handle(self, request: Request) -> Response:
         if not request.path.endswith("/infer"):
-            return Response(200, {"edgesplit-seconds": "0"}, [])
+            self.probes += 1
+            return Response(200 if self.healthy else 503, {"edgesplit-seconds": "0"}, [])
         asked = oip.decode_request(request.body, oip.header_length(request.headers))
         name = request.path.split("/")[3]
         self.asked.append(name)

@@ -85,7 +85,8 @@ BAD = [wrong_model, wrong_id, wrong_shape, wrong_type, wrong_name, no_body, nois
 def test_a_bad_answer_is_refused_and_the_device_finishes(script: Callable[[Request, Response], Response]) -> None:
     """E3: wrong shape, type, name, id, release, or no answer at all in it: not believed, finished locally, counted."""
     with world(LOCAL, FIRST) as (engine, cloud, _):
-        cloud.script = script
+        eventually("the first look at the link", lambda: cloud.probes >= 2)
+        cloud.script, cloud.healthy = script, False
         for _ in range(3):
             answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
             assert np.array_equal(answer.outputs["y"], EXPECTED)
