@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import http.client
 import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -17,14 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
+from edgesplit.lifetime import end_with_parent
 from edgesplit_agent.agent import Agent, AgentSettings
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.folder import DataFolder
 
 log = logging.getLogger("edgesplit_agent")
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     if options.die_with_parent:
-        die_with_parent()
+        end_with_parent()
     folder = DataFolder(options.data)
     folder.hold()
     try:
@@ -142,14 +139,6 @@ def _status(options: argparse.Namespace) -> int:
         connection.close()
     print(json.dumps(status, indent=2))
     return 0
-
-
-def die_with_parent() -> None:
-    """Have the kernel send SIGTERM to us when our parent ends; at once, if it has ended already."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0 or os.getppid() != parent:
-        raise UsageError("the parent process has ended already")
 
 
 if __name__ == "__main__":

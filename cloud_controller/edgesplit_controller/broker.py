@@ -8,7 +8,6 @@ that dies is started again. Retained messages survive a clean restart; after a S
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
@@ -28,6 +27,7 @@ from typing import Final
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.identity import Credentials
+from edgesplit.lifetime import ending_with_us
 from edgesplit.limits import LIMITS
 from edgesplit.messages import ROOT
 from edgesplit.mqtt import PACKET_BYTES
@@ -43,8 +43,6 @@ STEADY_S: Final = 10.0
 """A broker that ran so long did not die of its start."""
 STOP_S: Final = 5.0
 _READY: Final = b" running"
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG: Final = 1
 _log = logging.getLogger("edgesplit.broker")
 
 
@@ -235,7 +233,7 @@ class Broker:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C at our terminal is for us to handle
-                preexec_fn=_DieWithParent(os.getpid()),
+                preexec_fn=ending_with_us(),
             )
             write_durably(self._pid_file, f"{self._process.pid}\n".encode())
             return self._process
@@ -252,18 +250,6 @@ class Broker:
         """The reason it gave in its last life, if it gave one: its first error, which names the file or the port."""
         said = [line for line in self._last_lines if "rror" in line]
         return f": {said[0]}" if said else ""
-
-
-class _DieWithParent:
-    """Runs in the child between fork and exec: SIGTERM when the thread that forked ends."""
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-
-    def __call__(self) -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != self._parent:  # it died before we could ask
-            os._exit(1)
 
 
 def _find(program: str | None) -> str:

@@ -6,9 +6,7 @@ Prints one line once it listens. Without --cert, --key and --ca there is no TLS,
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
-import os
 import signal
 import ssl
 import sys
@@ -17,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgesplit.errors import EdgeError, UsageError
+from edgesplit.lifetime import end_with_parent
 from edgesplit_offload.server import OffloadServer
 
 DEFAULT_PORT = 8500
-_PR_SET_PDEATHSIG = 1
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -42,7 +40,7 @@ def serve(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     if options.die_with_parent:
-        die_with_parent()
+        end_with_parent()
     server = OffloadServer(
         options.releases, _read(options.root), host=options.host, port=options.port, tls=_tls(options)
     )
@@ -50,14 +48,6 @@ def serve(options: argparse.Namespace) -> None:
     print(f"offload: listening on {server.url}", flush=True)
     ending.wait()
     server.stop(options.drain)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the process that started this one ends."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0 or os.getppid() != parent:
-        raise UsageError("cannot die with the parent: it has gone already, or this is not Linux")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,24 +5,15 @@ Children die with the demo (PR_SET_PDEATHSIG), so killing it leaves nothing behi
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 from edgesplit.errors import EdgeError
-
-PR_SET_PDEATHSIG: Final = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent() -> None:
-    """In a child before exec: the kernel sends SIGKILL when the thread that started us ends."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+from edgesplit.lifetime import ending_with_us
 
 
 class Child:
@@ -55,7 +46,7 @@ class Child:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
-                preexec_fn=die_with_parent,
+                preexec_fn=ending_with_us(signal.SIGKILL),
             )
 
     def kill(self) -> None:
