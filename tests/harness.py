@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -121,7 +122,7 @@ class Agent:
         self.port = free_port()
         self.data = cloud.folder / "devices" / name
         argv = [sys.executable, "-m", "edgesplit_agent.main", "run", "--data", str(self.data), "--claim", str(claim)]
-        argv += ["--port", str(self.port), "--emulate", "--die-with-parent", *extra]
+        argv += ["--port", str(self.port), "--emulate", "--die-with-parent", str(os.getpid()), *extra]
         self.process = Child(name, argv, cloud.folder / f"{name}.log", ONE_THREAD)
 
     @property

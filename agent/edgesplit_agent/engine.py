@@ -383,7 +383,7 @@ class Engine:
                 if self._meter is not None:
                     down = outcome.down_bytes
                     self._meter = self._meter.transferred(up_bytes, down, outcome.link_s).loaded(outcome.load)
-            else:
+            elif outcome.cause != "rejected":  # a bad input says nothing about the cloud
                 refused = outcome.cause == "refused"
                 self._breaker = self._breaker.failed(monotonic(), random.random(), refused=refused)
                 if outcome.cause == "timeout" and self._meter is not None:

@@ -81,6 +81,7 @@ class DataFolder:
         self.releases = path / "releases"
         self._lock_file: int | None = None
         self._session_lock = threading.Lock()
+        self._session = 0
 
     def hold(self) -> None:
         """Take the folder for this process; UsageError where another agent has it or it cannot be written."""
@@ -122,16 +123,25 @@ class DataFolder:
 
     def next_session(self, now: float) -> int:
         """A number higher than every one before, on disk before it is used. At least the Unix time `now`: a file that
-        was lost, or a card that was copied back, does not make the controller take us for an older session."""
+        was lost, or a card that was copied back, does not make the controller take us for an older session. A full
+        disk keeps nobody from connecting: the time still makes the number grow."""
         with self._session_lock:
             old = self._read(self.path / "session.json", _Session) or _Session()
-            number = max(old.number + 1, int(now))
-            write_durably(self.path / "session.json", msgspec.json.encode(_Session(number)))
-            return number
+            number = max(old.number, self._session) + 1
+            self._session = max(number, int(now))
+            self._note("session.json", _Session(self._session))
+            return self._session
 
     def write_here(self, here: Here) -> None:
         """Tell people and tools on this machine where the agent is."""
-        write_durably(self.path / "agent.json", msgspec.json.encode(here))
+        self._note("agent.json", here)
+
+    def _note(self, name: str, content: msgspec.Struct) -> None:
+        """Keep something that can be done without: a disk that is full does not stop a device that can answer."""
+        try:
+            write_durably(self.path / name, msgspec.json.encode(content))
+        except OSError as error:
+            log.warning("cannot write %s: %s", self.path / name, error.strerror)
 
     def here(self) -> Here | None:
         """Where the running agent is, as far as it said."""

@@ -6,7 +6,6 @@ import argparse
 import http.client
 import json
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
-from edgesplit.lifetime import end_with_parent
+from edgesplit.lifetime import end_with_parent, on_stop_signals
 from edgesplit_agent.agent import Agent, AgentSettings
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
@@ -56,7 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--threads", type=int, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
-    run.add_argument("--die-with-parent", action="store_true", help="stop when the process that started this one ends")
+    run.add_argument(
+        "--die-with-parent",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PID",
+        help="stop when the parent (of that number) ends",
+    )
     run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="what the agent on this folder does now")
@@ -79,10 +85,9 @@ def _run(options: argparse.Namespace) -> int:
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    if options.die_with_parent:
-        end_with_parent()
+    on_stop_signals(stop.set)
+    if options.die_with_parent is not None:
+        end_with_parent(options.die_with_parent)
     folder = DataFolder(options.data)
     folder.hold()
     try:

@@ -30,7 +30,7 @@ from edgesplit.runtime import Tensor
 
 log = logging.getLogger(__name__)
 
-Cause = Literal["timeout", "refused", "link", "server"]
+Cause = Literal["timeout", "refused", "link", "server", "rejected"]
 SECONDS_HEADER = "edgesplit-seconds"
 LOAD_HEADER = "edgesplit-load"
 PROBE_BYTES = 16_384
@@ -319,7 +319,11 @@ class _Reply:
 def _judged(asked: Ask, reply: _Reply) -> Outcome:
     """The answer, if it is one to what was asked."""
     if reply.status != 200:
-        return RemoteFailure("server", f"{reply.status}: {_error_text(reply.body)}", reply.elapsed_s)
+        return RemoteFailure(
+            "rejected" if reply.status == 400 else "server",
+            f"{reply.status}: {_error_text(reply.body)}",
+            reply.elapsed_s,
+        )
     if len(reply.body) > LIMITS.http_body_bytes:
         return RemoteFailure("server", "the answer is larger than any may be", reply.elapsed_s)
     try:

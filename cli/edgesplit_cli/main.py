@@ -61,6 +61,9 @@ def main() -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
+    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        click.echo(f"edgectl: {error.strerror}: {error.filename}", err=True)
+        code = 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

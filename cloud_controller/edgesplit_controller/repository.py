@@ -101,6 +101,14 @@ class Repository:
         """Digests of all signed releases."""
         return sorted(Path(path).stem for path in self._current_targets().targets)
 
+    def renew(self) -> None:
+        """Sign what devices ask for anew, with versions that follow the clock: at each start of a controller.
+
+        A backup that was put back holds older versions than devices have seen, and they refuse those.
+        """
+        with self._exclusive():
+            self._publish(self._current_targets())
+
     def refresh_timestamp(self) -> bool:
         """Sign anew what has passed half its life, so that devices never see expired metadata; True if it did."""
         with self._exclusive():

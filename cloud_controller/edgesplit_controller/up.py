@@ -35,6 +35,7 @@ import edgesplit
 from edgesplit.durable import write_durably
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
+from edgesplit.lifetime import on_stop_signals
 from edgesplit.mqtt import Session
 from edgesplit_controller.api import Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
@@ -110,6 +111,7 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     credentials = {name: authority.issue_server(name, names) for name in (API, "broker", OFFLOAD)}
     write_durably(data / "ca.pem", authority.ca_pem.encode())
     repository = Repository(data / "tuf")
+    repository.renew()
     if not (data / OFFLOAD / "root.json").is_file():
         write_durably(data / OFFLOAD / "root.json", repository.root_bytes)
     (data / OFFLOAD / "releases").mkdir(exist_ok=True)
@@ -197,7 +199,7 @@ def _offload(settings: Settings, stack: ExitStack) -> None:
     arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
     child = Child(
         "offload server",
-        [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent"],
+        [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())],
         announces="listening on",
         log_file=settings.data / OFFLOAD / "offload.log",
         pid_file=settings.data / OFFLOAD / "pid",
@@ -376,7 +378,8 @@ def _stopped_by_signals(ending: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda *_: ending.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    on_stop_signals(ending.set)
     try:
         yield
     finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import ssl
 import sys
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgesplit.errors import EdgeError, UsageError
-from edgesplit.lifetime import end_with_parent
+from edgesplit.lifetime import end_with_parent, on_stop_signals
 from edgesplit_offload.server import OffloadServer
 
 DEFAULT_PORT = 8500
@@ -37,10 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> None:
     """Serve until told to stop. Raises EdgeError where it cannot begin."""
     ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
-    if options.die_with_parent:
-        end_with_parent()
+    on_stop_signals(ending.set)
+    if options.die_with_parent is not None:
+        end_with_parent(options.die_with_parent)
     server = OffloadServer(
         options.releases, _read(options.root), host=options.host, port=options.port, tls=_tls(options)
     )
@@ -62,7 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
     add("--log", default="info", choices=["debug", "info", "warning", "error"], help="level (default %(default)s)")
-    add("--die-with-parent", action="store_true", help="stop when the process that started this one ends")
+    add(
+        "--die-with-parent",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PID",
+        help="stop when the parent (of that number) ends",
+    )
     return parser
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from edgesplit.errors import InferenceFailed, UsageError
+from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
 
 FRAME = "frame"
@@ -109,16 +109,16 @@ def _number(part: str, text: str) -> float:
 
 
 def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
-    """The first tensor, of shape `spec.shape`; InferenceFailed where the bytes are no picture of bounded size."""
+    """The first tensor, of shape `spec.shape`; UsageError where the bytes are no picture of bounded size."""
     if len(frame) > LIMITS.frame_bytes:
-        raise InferenceFailed(f"frame of {len(frame)} bytes, at most {LIMITS.frame_bytes}")
+        raise UsageError(f"frame of {len(frame)} bytes, at most {LIMITS.frame_bytes}")
     try:
         with Image.open(io.BytesIO(frame), formats=("JPEG",)) as picture:
             if picture.width * picture.height > LIMITS.frame_pixels:
-                raise InferenceFailed(f"frame of {picture.width}x{picture.height} pixels is too large")
+                raise UsageError(f"frame of {picture.width}x{picture.height} pixels is too large")
             pixels = picture.convert(_MODES[spec.colour])
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InferenceFailed(f"the frame is not a whole JPEG: {error}") from error
+        raise UsageError("the frame is not a whole JPEG") from error
     if pixels.size != (spec.tensor_width, spec.tensor_height):
         pixels = pixels.resize((spec.tensor_width, spec.tensor_height), Image.Resampling.BILINEAR)
     return _normalise(spec, np.asarray(pixels))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -14,11 +15,23 @@ _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def end_with_parent(signum: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send `signum` to this process when its parent ends; UsageError if it has ended already."""
-    parent = os.getppid()
+def end_with_parent(parent: int, signum: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send `signum` to this process when `parent` ends; UsageError if it has ended already.
+
+    The parent gives its process number when it starts us: asked here (0), it could have ended before the question.
+    """
+    parent = parent or os.getppid()
     if _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0 or os.getppid() != parent:
         raise UsageError("cannot end with the parent process: it has ended already, or this is not Linux")
+
+
+def on_stop_signals(stop: Callable[[], None]) -> None:
+    """Call `stop` on SIGTERM and SIGINT, from a thread of its own.
+
+    Inside the handler it could deadlock: the main thread may hold the very lock that setting an event takes.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: threading.Thread(target=stop, name="stopping", daemon=True).start())
 
 
 def ending_with_us(signum: signal.Signals = signal.SIGTERM) -> Callable[[], None]:

@@ -339,8 +339,10 @@ def test_a_flipped_bit_in_the_running_slice_costs_one_chunk(controller: SmallCon
     controller.deploy(made)
     agent.start()
     eventually("it runs", lambda: agent.runs(made), 60)
-    agent.end(signal.SIGKILL)
     spoilt = agent.data / "releases" / made.digest / "slices" / "b" / "graph.onnx"
+    its_chunk = hashlib.sha256(spoilt.read_bytes()).hexdigest()
+    eventually("the chunk is only in the slice", lambda: not list((agent.data / "chunks").rglob(its_chunk)))
+    agent.end(signal.SIGKILL)
     spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"\x00")
     controller.heard.clear()
     controller.chunks_sent.clear()

@@ -248,7 +248,7 @@ def test_full_queue_is_503_with_retry_after(serving: Callable[..., OffloadServer
     for thread in threads:
         thread.join(PATIENCE_S)
     assert [reply.status for reply in replies] == [200, 200]
-    assert float(replies[1].headers["edgesplit-load"]) > 1
+    assert float(replies[1].headers["edgesplit-load"]) >= 1
 
 
 def test_one_whose_time_is_up_in_the_queue_is_not_run(serving: Callable[..., OffloadServer], gate: Gate) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgesplit.errors import UsageError
+from edgesplit.errors import DeadlineExceeded
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.plan import limit_options, limits_of
 from edgesplit_cli.show import console, json_option, print_json, table
@@ -89,7 +89,7 @@ def deployments(data: Path, as_json: bool) -> None:
 
 
 def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None:
-    """Until every named device runs the release; UsageError names those that do not, and why."""
+    """Until every named device runs the release; DeadlineExceeded names those that do not, and why."""
     until = time.monotonic() + seconds
     while True:
         behind = _behind(api, devices, release)
@@ -98,7 +98,7 @@ def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None
             return
         if failed or time.monotonic() > until:
             told = "; ".join(f"{name}: {text}" for name, text in (failed or behind).items())
-            raise UsageError(f"not every device runs it: {told}. See `edgectl device show NAME`.")
+            raise DeadlineExceeded(f"not every device runs it: {told}. See `edgectl device show NAME`.")
         time.sleep(0.3)
 
 
