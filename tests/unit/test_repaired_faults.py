@@ -1,0 +1,85 @@
+"""Faults that were found by use, each with the test that it left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgesplit import lifetime
+from edgesplit.errors import UsageError
+from edgesplit.inputs import parse_input_spec, prepare
+from edgesplit.trust import TrustStore
+from edgesplit_agent import folder as agent_folder
+from edgesplit_agent.folder import DataFolder
+from edgesplit_controller.repository import Repository
+
+
+def test_a_restored_backup_is_believed_after_the_next_start(tmp_path: Path) -> None:
+    """Devices saw newer metadata than the backup holds: the controller signs anew at its start, and they go on."""
+    here = tmp_path / "tuf"
+    now = [1_800_000_000.0]
+    repository = Repository(here, now=lambda: now[0])
+    shutil.copytree(here, tmp_path / "backup")
+    now[0] += 60
+    repository.renew()
+    device = TrustStore(tmp_path / "device", repository.root_bytes, now=lambda: now[0])
+    device.refresh(lambda path, most: repository.read(path))
+
+    shutil.rmtree(here)
+    shutil.copytree(tmp_path / "backup", here)
+    now[0] += 60
+    restored = Repository(here, now=lambda: now[0])
+    restored.renew()
+
+    device.refresh(lambda path, most: restored.read(path))
+
+
+def test_a_parent_that_was_gone_before_it_could_be_asked_for_is_noticed() -> None:
+    """A child that starts slowly has another parent by then: it is told whom it belongs to, and ends."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+
+    with pytest.raises(UsageError, match="ended already"):
+        lifetime.end_with_parent(gone.pid)
+
+
+def test_a_stop_signal_that_lands_while_its_event_is_locked_is_not_lost() -> None:
+    """Setting an event inside the handler deadlocked when the main thread held the event's lock just then."""
+    script = (
+        "import threading, os, signal\n"
+        "from edgesplit.lifetime import on_stop_signals\n"
+        "stop = threading.Event()\n"
+        "on_stop_signals(stop.set)\n"
+        "with stop._cond:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "assert stop.wait(20)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0
+
+
+def test_bytes_that_are_no_jpeg_are_the_callers_fault() -> None:
+    """It was a server's error, which opened the breaker and showed an object's address."""
+    spec = parse_input_spec("image/jpeg 8x8")
+
+    with pytest.raises(UsageError, match=r"not a whole JPEG$"):
+        prepare(spec, np.zeros(64, np.uint8).tobytes())
+
+
+def test_a_full_disk_keeps_no_device_from_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number cannot be stored, and still grows: by the clock, and within the process."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(agent_folder, "write_durably", full)
+    folder = DataFolder(tmp_path)
+
+    first, second = folder.next_session(1_800_000_000.0), folder.next_session(1_800_000_000.0)
+
+    assert 1_800_000_000 <= first < second
