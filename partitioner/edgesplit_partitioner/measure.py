@@ -183,7 +183,7 @@ def _expose(proto: onnx.ModelProto, graph: LayerGraph) -> tuple[str, ...]:
 
 
 def _feeds(sample: Sample, spec: InputSpec | None) -> dict[str, npt.NDArray[np.generic]]:
-    """The model's inputs for one sample; InferenceFailed where a frame is no picture."""
+    """The model's inputs for one sample; UsageError where a frame is no picture."""
     if not isinstance(sample, bytes):
         return dict(sample)
     if spec is None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgesplit.errors import InferenceFailed, ModelRefused
+from edgesplit.errors import InferenceFailed, ModelRefused, UsageError
 from edgesplit.inputs import FRAME, parse_input_spec
 from edgesplit.release import Slice, TensorSpec
 from edgesplit.runtime.input import InputProgram
@@ -84,7 +84,7 @@ def test_input_slice_needs_its_spec(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_picture_fails(tensors: dict[str, tiny.Array]) -> None:
-    """Missing, mistyped, empty and damaged frames are failed inferences."""
+    """Missing, mistyped, empty and damaged frames are the caller's fault."""
     spec = msgspec.structs.replace(parse_input_spec("image/jpeg 8x8"), tensor="x", tensor_width=8, tensor_height=8)
-    with pytest.raises(InferenceFailed):
+    with pytest.raises(UsageError):
         InputProgram(spec).run(tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgesplit.errors import InferenceFailed
+from edgesplit.errors import UsageError
 from edgesplit.inputs import FRAME, InputSpec, prepare
 from edgesplit.runtime import Tensor, Tensors
 
@@ -16,8 +16,8 @@ class InputProgram:
         self.spec = spec
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
-        """The model's first tensor from `frame`; InferenceFailed if that is no picture."""
+        """The model's first tensor from `frame`; UsageError if that is no picture."""
         frame = tensors.get(FRAME)
         if frame is None or frame.dtype != np.uint8 or frame.ndim != 1:
-            raise InferenceFailed(f"the input {FRAME!r} must be the picture's bytes: UINT8, one dimension")
+            raise UsageError(f"the input {FRAME!r} must be the picture's bytes: UINT8, one dimension")
         return {self.spec.tensor: prepare(self.spec, np.ascontiguousarray(frame).data)}
