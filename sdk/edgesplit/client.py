@@ -361,19 +361,20 @@ class Client:
 
     def _until(self, deadline: float, deadline_s: float, attempt: Callable[[], Answer]) -> Answer:
         """Repeat `attempt` until it answers, fails for good, or the time is up."""
-        pause_s, last = FIRST_PAUSE_S, "no time was given"
+        pause_s, last, refused = FIRST_PAUSE_S, "no time was given", ""
         while monotonic() < deadline:
             at_least_s = 0.0
             try:
                 return attempt()
-            except DeadlineExceeded as error:
-                last = str(error)
+            except DeadlineExceeded as error:  # an attempt that the end cut short hides nothing said before it
+                last = f"{error}; before that: {refused}" if refused else str(error)
             except Busy as error:
-                last, at_least_s = str(error), error.retry_after_s
+                last = refused = str(error)
+                at_least_s = error.retry_after_s
             except (LinkError, MalformedMessage) as error:
                 if self._closed.is_set():
                     raise
-                last = str(error)
+                last = refused = str(error)
                 log.debug("attempt failed, trying again: %s", error)
                 self._connection().close()  # whatever else arrives on it belongs to the past
             jittered_s = max(pause_s * random.uniform(0.5, 1.0), min(at_least_s, 1.0) * random.uniform(0.1, 0.5))

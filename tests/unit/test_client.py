@@ -148,14 +148,31 @@ def test_no_room_just_now_is_tried_again(client: Client, doubler: Doubler) -> No
 
 
 def test_busy_to_the_end_is_a_deadline_that_says_so(client: Client, doubler: Doubler) -> None:
-    """The last reason is in the text."""
+    """What the server said is in the text, also where the end cuts the last attempt short."""
 
     def refuse(_: Request) -> None:
         raise Busy("the queue is full")
 
     doubler.before = refuse
-    with pytest.raises(DeadlineExceeded, match=r"within 0\.2 s; last: the queue is full \(HTTP 503\)"):
-        client.infer("double", {"x": FRAME}, deadline_s=0.2)
+    with pytest.raises(DeadlineExceeded, match=r"within 1 s; last: .*the queue is full \(HTTP 503\)"):
+        client.infer("double", {"x": FRAME}, deadline_s=1.0)
+
+
+def test_an_attempt_cut_short_by_the_end_does_not_hide_what_was_said_before(client: Client, doubler: Doubler) -> None:
+    """Refused once, then silence: both are told."""
+    over, refusals = threading.Event(), iter([Busy("the queue is full")])
+
+    def refuse_then_hang(_: Request) -> None:
+        if error := next(refusals, None):
+            raise error
+        over.wait(PATIENCE_S)
+
+    doubler.before = refuse_then_hang
+    try:
+        with pytest.raises(DeadlineExceeded, match=r"no answer in time; before that: the queue is full"):
+            client.infer("double", {"x": FRAME}, deadline_s=1.0)
+    finally:
+        over.set()
 
 
 def test_a_server_that_restarts_is_found_again(doubler: Doubler) -> None:
