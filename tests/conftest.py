@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,16 @@ import pytest
 from harness import Cloud
 
 REPOSITORY = Path(__file__).parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One fresh seed for all workers of a run, unless one was given."""
+    os.environ.setdefault("EDGESPLIT_SEED", str(random.SystemRandom().randrange(10**9)))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Seen in every run."""
+    return f"plans under limits are tried on random graphs from EDGESPLIT_SEED={os.environ['EDGESPLIT_SEED']}"
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ The agent keeps its own floor: a row that would send what may never leave is not
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -13,15 +14,17 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from edgesplit import oip
-from edgesplit.errors import InferenceFailed, MalformedMessage, TrustError, UsageError
+from edgesplit import codecs, oip
+from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused, TrustError, UsageError
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Golden, Manifest, TensorSpec
+from edgesplit.release import Compiled, Golden, Manifest, TensorSpec
 from edgesplit.releases import Release
 from edgesplit.runtime import Program, Runtime, Tensor, Timing, execute
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.load import load_slices
+
+log = logging.getLogger(__name__)
 
 RELATIVE_TOLERANCE = 1e-3
 """Golden answers were made on another processor: bits differ there, by far less than this."""
@@ -59,7 +62,18 @@ class ActiveRelease:
     def order(self, names: Collection[str]) -> list[str]:
         """These slices, in an order in which they can run."""
         wanted = set(names)
-        return [one.name for one in self.manifest.slices if one.name in wanted]
+        order = [one.name for one in self.manifest.slices if one.name in wanted]
+        compiled = next((one for one in self.manifest.compiled if self._stands_for(one, wanted)), None)
+        if compiled is None:
+            return order
+        first = min(order.index(name) for name in compiled.covers)
+        order.insert(first, compiled.slice.name)
+        return [name for name in order if name not in compiled.covers]
+
+    def _stands_for(self, compiled: Compiled, wanted: set[str]) -> bool:
+        """Whether that slice runs here, and does all of these but what decodes the input."""
+        work = {one.name for one in self.manifest.slices if one.name in wanted and one.format != "input"}
+        return compiled.slice.name in self.programs and set(compiled.covers) == work
 
     def tail(self, row: Row) -> list[str] | None:
         """What is left to run here after `row`'s own slices, if the device finishes alone; None where it cannot."""
@@ -98,20 +112,27 @@ def plan_for(manifest: Manifest, device_class: str) -> Plan:
 
 def _is_allowed(row: Row, plan: Plan, known: Collection[str]) -> bool:
     private = set(row.sends) & set(plan.never_leaves)
-    strange_codec = any(codec != "raw" for codec in row.codecs.values())
+    strange_codec = not set(row.codecs.values()) <= set(codecs.CODECS)
     return not private and not strange_codec and set(row.receives) <= set(known)
 
 
-def device_slices(plan: Plan) -> set[str]:
-    """Every slice that any row of the plan runs here."""
-    return {name for row in plan.rows for name in row.device}
+def device_slices(plan: Plan, manifest: Manifest) -> set[str]:
+    """Every slice that any row of the plan runs here, and what was compiled for this class of device."""
+    compiled = {one.slice.name for one in manifest.compiled if one.device_class == plan.device_class}
+    return compiled | {name for row in plan.rows for name in row.device}
 
 
 def load(release: Release, device_class: str, make_runtime: Callable[[Plan], Runtime]) -> ActiveRelease:
     """The release, loaded for this class of device. Each file's digest is checked now. TrustError, ModelRefused."""
     plan = plan_for(release.manifest, device_class)
     runtime = make_runtime(plan)
-    programs = load_slices(release.manifest, release.slice_folder, runtime, only=device_slices(plan))
+    rows = {name for row in plan.rows for name in row.device}
+    programs = load_slices(release.manifest, release.slice_folder, runtime, only=rows)
+    for name in device_slices(plan, release.manifest) - rows:
+        try:
+            programs.update(load_slices(release.manifest, release.slice_folder, runtime, only=[name]))
+        except ModelRefused as refusal:
+            log.warning("%s; its twins run on the CPU", refusal)
     if not isinstance(runtime, EmulatedRuntime):
         return ActiveRelease(release.digest, release.manifest, plan, programs)
     for one in release.manifest.slices:

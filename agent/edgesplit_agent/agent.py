@@ -18,6 +18,7 @@ from edgesplit.http1 import Server
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.runtime import Runtime
+from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint
@@ -152,11 +153,9 @@ class Agent:
         return telemetry(session, sequence, self._settings.emulate, now, windows), worth
 
     def _make_runtime(self, plan: Plan) -> Runtime:
-        from edgesplit.runtime.onnx import OnnxRuntime  # 35 MB that an agent without a model does not need
-
         if self._settings.emulate:
-            return EmulatedRuntime(OnnxRuntime(threads=self._settings.threads or 1), plan.slice_s, self._processor)
-        return OnnxRuntime(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+            return EmulatedRuntime(EngineByFormat(threads=self._settings.threads or 1), plan.slice_s, self._processor)
+        return EngineByFormat(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
 
     def _make_remote(self, tls: Any) -> Remote | None:
         """The offload server, behind an emulated link where one is asked for."""

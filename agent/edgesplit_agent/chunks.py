@@ -103,7 +103,7 @@ class ChunkStore:
 
 
 def _files(manifest: Manifest) -> Iterable[tuple[str, SliceFile]]:
-    return ((one.name, file) for one in manifest.slices for file in one.files)
+    return ((one.name, file) for one in manifest.every_slice for file in one.files)
 
 
 def _inside(path: Path, file: SliceFile, wanted: set[str]) -> dict[str, _Place]:

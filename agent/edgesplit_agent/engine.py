@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
-from edgesplit import oip, plan
+from edgesplit import codecs, oip, plan
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Link, Plan, Row
 from edgesplit.report import Report
@@ -270,14 +270,14 @@ class Engine:
         return tail_s(tail, release.measured_s, release.plan.slice_s, now.device_slowdown)
 
     def _encode(self, request: Request, expected: Expected, live: Mapping[str, Tensor]) -> Encoded:
-        """The request's body. An emulated device takes its own time to make it."""
+        """The request's body, each tensor by its codec. An emulated device takes its own time to make it."""
         row, release = expected.row, request.release
         private = set(row.sends) & set(release.plan.never_leaves)
         if private:  # the rows were sifted when the release was loaded; this is where bytes would leave
             raise UsageError(f"{sorted(private)} may not leave this device")
         start = perf_counter()
         name = oip.remote_name(release.digest, self._device_class, row.name)
-        sends = {tensor: live[tensor] for tensor in row.sends}
+        sends = codecs.encode_all({tensor: live[tensor] for tensor in row.sends}, row.codecs)
         asked = ask(name, request.id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
         if release.emulated:
             wait_out(start, row.encode_s)

@@ -219,7 +219,7 @@ class Work:
             return False
 
     def _slices(self, manifest: Manifest) -> set[str]:
-        return device_slices(plan_for(manifest, self._identity.device_class))
+        return device_slices(plan_for(manifest, self._identity.device_class), manifest)
 
     def _wanted_chunks(self, manifest: Manifest) -> dict[str, int]:
         return {**manifest.chunks(self._slices(manifest)), **self._golden_chunks(manifest)}

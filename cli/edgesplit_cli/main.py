@@ -13,7 +13,19 @@ import click
 
 from edgesplit import __version__
 from edgesplit.errors import EdgeError
-from edgesplit_cli.commands import deploy, devices, infer, models, offload, plan, profiles, run_demo, up
+from edgesplit_cli.commands import (
+    calibrate,
+    check,
+    deploy,
+    devices,
+    infer,
+    models,
+    offload,
+    plan,
+    profiles,
+    run_demo,
+    up,
+)
 from edgesplit_cli.settings import DATA_VARIABLE, default_data_folder
 
 
@@ -37,6 +49,8 @@ for command in (
     models.model,
     models.profile,
     profiles.profiles,
+    calibrate.calibrate,
+    check.check,
     plan.plan,
     deploy.deploy,
     deploy.deployments,

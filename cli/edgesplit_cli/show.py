@@ -13,10 +13,10 @@ from rich.table import Table
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-def console() -> Console:
-    """Standard output; wide enough for tables where there is no terminal."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=max(out.width, 140))
+def console(*, quiet: bool = False) -> Console:
+    """Standard output; wide enough for tables where there is no terminal. Quiet: nothing is printed."""
+    out = Console(highlight=False, quiet=quiet)
+    return out if out.is_terminal else Console(highlight=False, quiet=quiet, width=max(out.width, 140))
 
 
 def print_json(value: Any) -> None:
@@ -37,6 +37,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 def ms(seconds: float | None) -> str:
     """Seconds as milliseconds, for people."""
     return "-" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def share(part: float | None) -> str:
+    """A part of one as per cent, for people: small ones with as many digits as say something."""
+    return "-" if part is None else f"{part:.2%}" if part >= 1e-3 or not part else f"{part:.1e}".replace("e-0", "e-")
 
 
 def size(count: float | None) -> str:

@@ -68,6 +68,8 @@ class ProfileBody(Body):
     """Where to measure."""
 
     on: str = "local"
+    codecs: bool = False
+    """Also what every lossy codec does to the answers for the model's samples."""
 
 
 class SampleBody(Body):
@@ -75,6 +77,8 @@ class SampleBody(Body):
 
     frame: str | None = None
     tensors: str | None = None
+    label: int | None = None
+    """The class that it shows, as the model counts them."""
 
 
 class SamplesBody(Body):
@@ -91,10 +95,12 @@ class WishBody(Body):
     limits: dict[str, Any] = {}
     codecs: list[str] | None = None
     link: str | None = None
+    objective: str | dict[str, float] = "latency"
 
     def wish(self) -> Wish:
         """As planning takes it."""
-        return Wish(partition=self.partition, limits=self.limits, codecs=tuple(self.codecs) if self.codecs else None)
+        codecs = tuple(self.codecs) if self.codecs else None
+        return Wish(partition=self.partition, limits=self.limits, codecs=codecs, objective=self.objective)
 
 
 class PlanBody(WishBody):
@@ -266,26 +272,38 @@ def optimised_file(request: Request, reference: str) -> FileResponse:
 @operator_routes.post("/models/{reference}/samples")
 async def add_samples(request: Request, reference: str, body: SamplesBody) -> dict[str, Any]:
     """Keep sample inputs with the model."""
+    if any((sample.frame is None) == (sample.tensors is None) for sample in body.samples):
+        raise UsageError("each sample has either `frame` or `tensors`")
     frames = [_base64(sample.frame) for sample in body.samples if sample.frame is not None]
     tensors = [_base64(sample.tensors) for sample in body.samples if sample.tensors is not None]
-    if len(frames) + len(tensors) != len(body.samples):
-        raise UsageError("each sample has either `frame` or `tensors`")
-    return await _heavily(request, _controller(request).add_samples, reference, frames, tensors)
+    labels = {
+        _base64(sample.frame or sample.tensors or ""): sample.label
+        for sample in body.samples
+        if sample.label is not None
+    }
+    return await _heavily(request, _controller(request).add_samples, reference, frames, tensors, labels)
 
 
 @operator_routes.post("/models/{reference}/profile")
 async def profile(request: Request, reference: str, body: ProfileBody | None = None) -> dict[str, Any]:
-    """Measure per layer, on this machine."""
+    """Measure per layer, and if asked for per codec, on this machine."""
     where = body.on if body else "local"
     if where != "local":
         raise UsageError(f"cannot measure on {where[:80]!r} yet: on=local measures on the controller's machine")
-    return await _heavily(request, _controller(request).profile, reference)
+    return await _heavily(request, _controller(request).profile, reference, bool(body and body.codecs))
 
 
 @operator_routes.get("/models/{reference}/costs")
-async def costs(request: Request, reference: str, device: str) -> dict[str, Any]:
-    """The costs file for one device profile (docs/costs.md)."""
-    return await _heavily(request, _controller(request).costs, reference, device)
+async def costs(
+    request: Request,
+    reference: str,
+    device: str,
+    lossy: bool = False,
+    tier: Annotated[list[str] | None, Query(max_length=8)] = None,
+) -> dict[str, Any]:
+    """The costs file for one device profile (docs/costs.md), with further tiers as in `tier=edge=jetson-nano`."""
+    tiers = {name: profile for name, _, profile in (word.partition("=") for word in tier or [])}
+    return await _heavily(request, _controller(request).costs, reference, device, lossy, tiers)
 
 
 # ---- plans and deployments ----------------------------------------------------------------------------------------

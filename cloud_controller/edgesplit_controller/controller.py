@@ -97,18 +97,23 @@ class Controller:
         model = self.registry.get(reference)
         return self.blobs.path(model.optimised_sha256 if optimised else model.sha256)
 
-    def add_samples(self, reference: str, frames: Sequence[bytes], tensors: Sequence[bytes]) -> dict[str, Any]:
+    def add_samples(
+        self, reference: str, frames: Sequence[bytes], tensors: Sequence[bytes], labels: Mapping[bytes, int]
+    ) -> dict[str, Any]:
         """Heavy. Keep sample inputs."""
         model = self.registry.get(reference)
-        return {"model": model.ref, "samples": self.registry.add_samples(model, frames, tensors)}
+        return {"model": model.ref, "samples": self.registry.add_samples(model, frames, tensors, labels=labels)}
 
-    def profile(self, reference: str) -> dict[str, Any]:
-        """Heavy. Measure a model on this machine."""
-        return self.planning.profile(self.registry.get(reference))
+    def profile(self, reference: str, codecs: bool = False) -> dict[str, Any]:
+        """Heavy. Measure a model on this machine; with `codecs`, what each does to the answers for its samples too."""
+        return self.planning.profile(self.registry.get(reference), codecs=codecs)
 
-    def costs(self, reference: str, device_class: str) -> dict[str, Any]:
+    def costs(
+        self, reference: str, device_class: str, lossy: bool = False, tiers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Heavy, if not measured yet. The costs file."""
-        built: dict[str, Any] = msgspec.to_builtins(self.planning.costs(self.registry.get(reference), device_class))
+        costs = self.planning.costs(self.registry.get(reference), device_class, lossy=lossy, tiers=tiers)
+        built: dict[str, Any] = msgspec.to_builtins(costs)
         return built
 
     # ---- plans and deployments --------------------------------------------------------------------------------

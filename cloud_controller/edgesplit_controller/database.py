@@ -77,7 +77,7 @@ class Measurement(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     model_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
     kind: Mapped[str]
-    """`layers` or `tensors`."""
+    """`layers`, `tensors` or `codecs`; or `labels`, which operators give."""
     place: Mapped[str]
     """Tier or device on which it was measured."""
     content: Mapped[Json]

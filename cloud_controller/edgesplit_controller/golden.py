@@ -15,20 +15,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from edgesplit import oip
 from edgesplit.errors import ModelRefused
 from edgesplit.inputs import FRAME, prepare
 from edgesplit.limits import LIMITS
-from edgesplit.release import TensorSpec
+from edgesplit.release import Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
+from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit_controller.registry import LoadedModel
 from edgesplit_partitioner.measure import stand_in_frame
+from edgesplit_partitioner.prepared import PreparedModel, whole_files, whole_slice
 
 LIMIT_S = 300.0
 MOST = 2
-MODEL, INPUTS, OUTPUTS = "model.onnx", "inputs", "outputs"
+SLICE, INPUTS, OUTPUTS = "slice.json", "inputs", "outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def golden_pairs(loaded: LoadedModel, samples: Sequence[bytes | Tensors], model:
         request = _joined(oip.encode_request(oip.InferRequest(inputs=as_inputs(loaded, given), id="golden"))[0])
         if len(request) > LIMITS.chunk_bytes:
             continue
-        outputs = run_whole(loaded.prepared.raw, first_tensors(loaded, given))
+        outputs = run_whole(loaded.prepared, first_tensors(loaded, given))
         response = _joined(oip.encode_response(oip.InferResponse(model=model, outputs=outputs, id="golden"))[0])
         if len(response) <= LIMITS.chunk_bytes:
             pairs.append(GoldenPair(request, response))
@@ -90,11 +93,13 @@ def _beside_the_frame(loaded: LoadedModel) -> dict[str, Tensor]:
     return noise(spec for spec in loaded.prepared.inputs if spec.name != fed)
 
 
-def run_whole(model: bytes, inputs: Tensors) -> dict[str, Tensor]:
+def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
     """The whole model's outputs, from a child process; ModelRefused if it cannot give them."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-golden-") as name:
         folder = Path(name)
-        (folder / MODEL).write_bytes(model)
+        for file, data in whole_files(model).items():
+            (folder / file).write_bytes(data)
+        (folder / SLICE).write_bytes(msgspec.json.encode(whole_slice(model)))
         _save(folder / INPUTS, inputs)
         command = [sys.executable, "-m", "edgesplit_controller.golden", str(folder)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -127,15 +132,9 @@ def _joined(parts: Iterable[bytes | memoryview]) -> bytes:
 
 def _child(folder: Path) -> None:
     """The child's whole work."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(folder / MODEL), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    values = [np.asarray(value) for value in session.run(names, _load(folder / INPUTS))]
-    _save(folder / OUTPUTS, dict(zip(names, values, strict=True)))
+    whole = msgspec.json.decode((folder / SLICE).read_bytes(), type=Slice)
+    outputs = EngineByFormat(threads=1).load(whole, folder).run(_load(folder / INPUTS))
+    _save(folder / OUTPUTS, {one.name: outputs[one.name] for one in whole.outputs})
 
 
 if __name__ == "__main__":

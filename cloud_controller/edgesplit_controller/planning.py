@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy import select
 
-from edgesplit.errors import UsageError
+from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import INPUT_LAYER
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
@@ -21,9 +22,12 @@ from edgesplit.profiles import DeviceProfile, list_profiles, load_profile
 from edgesplit_controller.database import Database, Measurement, Model
 from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
-from edgesplit_partitioner import Costs, Plan, describe, plan
-from edgesplit_partitioner.build_costs import build_costs, main_operator
+from edgesplit_partitioner import Costs, Plan, describe, edgetpu, plan
+from edgesplit_partitioner.build_costs import build_costs, main_operator, with_tier
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
+from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
+from edgesplit_partitioner.measure_slices import corrected, measure_slices, whole_factor
+from edgesplit_partitioner.slicing import atoms, cut_slices
 from edgesplit_partitioner.trace import LayerTime
 
 TIERS = "device-cloud"
@@ -32,6 +36,8 @@ HERE = "cloud"
 ASSUMED_LINK = "wifi"
 """Where neither the operator nor the device's claim says one."""
 MEASURED_SAMPLES = 16
+MOST_TABLES = 16
+"""Tables of a model whose slices' measurements are kept."""
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +47,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """`auto`, `device`, `cloud`, or the last layer on the device."""
     limits: dict[str, Any] = {}
     codecs: tuple[str, ...] | None = None
+    objective: str | dict[str, float] = "latency"
+    """One of the planner's objectives, or a weight for each of several."""
+
+    @property
+    def lossy(self) -> bool:
+        """Some output error is allowed, so that lossy codecs are worth measuring."""
+        return bool(self.limits.get("max_loss", self.limits.get("max-loss")))
 
     def planner_limits(self) -> dict[str, Any]:
         """The limits as the planner takes them."""
@@ -57,6 +70,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             "partition": self.partition,
             "limits": self.limits,
             "codecs": list(self.codecs) if self.codecs else None,
+            "objective": self.objective,
         }
 
 
@@ -68,7 +82,17 @@ class Measure(Protocol):
         ...
 
     def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> Samples:
-        """What each tensor costs to send."""
+        """What each tensor costs to send, losslessly."""
+        ...
+
+    def slices(
+        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
+    ) -> float | None:
+        """What slices of these layers take whole, relative to the sum of their layers; None: cannot be told."""
+        ...
+
+    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasures:
+        """What the lossy codecs cost, and what they do to the answers."""
         ...
 
 
@@ -89,6 +113,21 @@ class MeasureHere:
         """Raw and compressed, on the samples that are there."""
         return measure_samples(loaded.prepared, loaded.graph, spec=loaded.spec, samples=samples)
 
+    def slices(
+        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
+    ) -> float | None:
+        """As the offload server would run them; slices that noise cannot run through are believed by their layers."""
+        cut = cut_slices(loaded.prepared, loaded.graph, groups, loaded.spec)
+        try:
+            times = measure_slices(cut, runs=self.runs)
+        except ModelRefused:
+            return None
+        return whole_factor(times, [one.slice for one in cut], layer_s)
+
+    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasures:
+        """Every lossy codec on every tensor, the rest of the model run again from what it makes of it."""
+        return measure_codecs(loaded.prepared, loaded.graph, spec=loaded.spec, samples=samples, labels=labels)
+
 
 class Planning:
     """Plans for the models of one registry."""
@@ -101,8 +140,8 @@ class Planning:
         self._now = now
         self._measure = measure or MeasureHere()
 
-    def profile(self, model: Model) -> dict[str, Any]:
-        """Measure the model here, anew; seconds per layer, for people and scripts."""
+    def profile(self, model: Model, *, codecs: bool = False) -> dict[str, Any]:
+        """Measure the model here, anew; seconds per layer, and what codecs do if asked for, for people and scripts."""
         times = self._layers(model, anew=True)
         samples = self._samples(model, anew=True)
         layers = [
@@ -110,32 +149,72 @@ class Planning:
             for layer in self._registry.load(model).graph.layers
             if layer.name in times
         ]
-        return {"model": model.ref, "where": "local", "layers": layers, "tensors": samples.basis}
+        lossy = _shown_codecs(samples, self._codecs(model, anew=True)) if codecs else []
+        return {"model": model.ref, "where": "local", "layers": layers, "tensors": samples.basis, "codecs": lossy}
 
-    def costs(self, model: Model, device_class: str) -> Costs:
-        """The model's costs on that device class and here; measures first what was not measured yet."""
+    def costs(
+        self, model: Model, device_class: str, *, lossy: bool = False, tiers: Mapping[str, str] | None = None
+    ) -> Costs:
+        """The model's costs on that device class and here; measures first what was not measured yet.
+
+        The lossy codecs' costs are among them where they were measured, and with `lossy` they are measured now.
+        `tiers` are further ones before this machine, by name, each with its device profile.
+        """
         profile = device_profile(device_class)
+        further = {name: device_profile(given) for name, given in (tiers or {}).items()}
         loaded = self._registry.load(model)
         times = self._layers(model)
         samples = self._samples(model)
-        return build_costs(
+        costs = build_costs(
             model.ref,
             loaded.graph,
             profile=profile,
             cloud_s={name: time.median_s for name, time in times.items()},
-            tensors=samples.tensors,
+            tensors=with_codecs(samples.tensors, self._codecs(model, wanted=lossy)),
             frame_bytes=samples.frame_bytes,
+            basis=edgetpu.basis(profile, loaded.prepared.format),
         )
+        for name, beyond in further.items():
+            costs = with_tier(costs, loaded.graph, name, beyond)
+        return costs
 
     def plan(self, model: Model, device_class: str, link: Link, wish: Wish) -> Plan:
         """The plan of one model for one device class and link."""
-        return plan(self.costs(model, device_class), {TIERS: link}, limits=wish.planner_limits(), codecs=wish.codecs)
+        costs = self._checked(model, self.costs(model, device_class, lossy=wish.lossy), link, wish)
+        return plan(costs, {TIERS: link}, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
 
     def describe(self, model: Model, device_class: str, link_text: str, wish: Wish) -> dict[str, Any]:
         """The same for people: candidates, ranges, certificate."""
-        costs = self.costs(model, device_class)
         link = parse_link(link_text or ASSUMED_LINK)
-        return describe(costs, link, limits=wish.planner_limits(), codecs=wish.codecs)
+        costs = self._checked(model, self.costs(model, device_class, lossy=wish.lossy), link, wish)
+        return describe(costs, link, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
+
+    def _checked(self, model: Model, costs: Costs, link: Link, wish: Wish) -> Costs:
+        """The costs with this machine's seconds as the slices of the plan take whole; where that changes the plan,
+        those of the new plan count."""
+        checked = costs
+        for _ in range(2):
+            made = plan(
+                checked, {TIERS: link}, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs
+            )
+            factor = self._whole_factor(model, made)
+            again = costs if factor is None else corrected(costs, HERE, factor)
+            if again == checked:
+                break
+            checked = again
+        return checked
+
+    def _whole_factor(self, model: Model, made: Plan) -> float | None:
+        """One factor for the slices of this table, measured once; None where they cannot be compared."""
+        loaded, times = self._registry.load(model), self._layers(model)
+        groups = atoms(loaded.graph, [frozenset(row.layers) for row in made.table.rows])
+        key = sha256(msgspec.json.encode(groups)).hexdigest()
+        kept = dict((self._kept(model, "slices") or {}).get("factors", {}))
+        if key not in kept:
+            kept[key] = self._measure.slices(loaded, groups, {name: time.median_s for name, time in times.items()})
+            self._keep(model, "slices", {"factors": dict(list(kept.items())[-MOST_TABLES:])})
+        factor: float | None = kept[key]
+        return factor
 
     def _layers(self, model: Model, *, anew: bool = False) -> dict[str, LayerTime]:
         kept = None if anew else self._kept(model, "layers")
@@ -145,6 +224,7 @@ class Planning:
         frames = [sample for sample in samples if isinstance(sample, bytes)]
         times = self._measure.layers(self._registry.load(model), frames)
         self._keep(model, "layers", {"layers": msgspec.to_builtins(times)})
+        self._keep(model, "slices", {"factors": {}})
         return times
 
     def _samples(self, model: Model, *, anew: bool = False) -> Samples:
@@ -155,6 +235,20 @@ class Planning:
             return msgspec.convert(kept["samples"], Samples)
         found = self._measure.samples(self._registry.load(model), self._registry.samples(model, MEASURED_SAMPLES))
         self._keep(model, "tensors", {"samples": msgspec.to_builtins(found)})
+        return found
+
+    def _codecs(self, model: Model, *, wanted: bool = True, anew: bool = False) -> CodecMeasures:
+        """Measured again when samples or labels came since; nothing where it is not wanted and not there."""
+        count = len(self._registry.samples(model, MEASURED_SAMPLES))
+        labels = self._registry.labels(model, MEASURED_SAMPLES)
+        kept = None if anew else self._kept(model, "codecs")
+        if kept is not None and kept["labels"] == labels:
+            return msgspec.convert(kept["codecs"], CodecMeasures)
+        if not wanted or count < 2:
+            return CodecMeasures()
+        samples = self._registry.samples(model, MEASURED_SAMPLES)
+        found = self._measure.codecs(self._registry.load(model), samples, labels)
+        self._keep(model, "codecs", {"codecs": msgspec.to_builtins(found), "labels": labels})
         return found
 
     def _kept(self, model: Model, kind: str) -> Mapping[str, Any] | None:
@@ -171,6 +265,25 @@ class Planning:
                 row = Measurement(model_id=model.id, kind=kind, place=HERE)
                 session.add(row)
             row.content, row.taken = content, self._now()
+
+
+def _shown_codecs(samples: Samples, measured: CodecMeasures) -> list[dict[str, Any]]:
+    """Every lossy codec on every tensor, for people and scripts."""
+    rows = []
+    for tensor, by_codec in measured.tensors.items():
+        for codec, one in by_codec.items():
+            figures = {
+                "bytes": one.cost.bytes,
+                "zstd_bytes": one.packed.bytes,
+                "encode_s": one.packed.encode_s[HERE],
+                "decode_s": one.packed.decode_s[HERE],
+                "loss": one.chosen.loss,
+                "confirmed_loss": one.confirmed.loss,
+                "accuracy": one.confirmed.accuracy,
+                "accuracy_raw": one.confirmed.accuracy_raw,
+            }
+            rows.append({"tensor": tensor, "codec": codec, "raw_bytes": samples.tensors[tensor].bytes, **figures})
+    return rows
 
 
 def device_profile(name: str) -> DeviceProfile:

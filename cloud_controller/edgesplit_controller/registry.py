@@ -6,6 +6,7 @@ What a model file must be is `edgesplit_partitioner.onnx_model`'s to say; here i
 
 from __future__ import annotations
 
+import hashlib
 import io
 import threading
 import zipfile
@@ -17,7 +18,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.inputs import InputSpec, parse_input_spec, prepare
@@ -25,12 +27,16 @@ from edgesplit.names import ModelRef, model_name
 from edgesplit.oip import check_tensors as check_inputs
 from edgesplit.runtime import Tensors
 from edgesplit_controller.blobs import BlobStore
-from edgesplit_controller.database import Database, Model, Sample, record
+from edgesplit_controller.database import Database, Measurement, Model, Sample, record
 from edgesplit_controller.refusals import Conflict, unknown
 from edgesplit_partitioner.build_costs import main_operator
 from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.onnx_model import PreparedModel, prepare_model, with_input_layer
+from edgesplit_partitioner.model_file import prepare_model
+from edgesplit_partitioner.onnx_model import with_input_layer
+from edgesplit_partitioner.prepared import PreparedModel
 
+LABELS = "labels"
+"""Kind of the record that holds the classes of a model's samples."""
 SAMPLES = 64
 """Kept per model, at most."""
 LOADED = 2
@@ -112,8 +118,18 @@ class Registry:
         self._remember(model, loaded)
         return loaded
 
-    def add_samples(self, model: Model, frames: Iterable[bytes] = (), tensors: Iterable[bytes] = ()) -> int:
-        """Keep sample inputs (JPEG frames; tensors by name as .npz); how many the model has now."""
+    def add_samples(
+        self,
+        model: Model,
+        frames: Iterable[bytes] = (),
+        tensors: Iterable[bytes] = (),
+        *,
+        labels: Mapping[bytes, int] | None = None,
+    ) -> int:
+        """Keep sample inputs (JPEG frames; tensors by name as .npz); how many the model has now.
+
+        `labels` gives the class that a sample, by its bytes, shows.
+        """
         loaded = self.load(model)
         checked = [("frame", check_frame(loaded, frame)) for frame in frames]
         checked += [("tensors", check_tensors(loaded, archive)) for archive in tensors]
@@ -126,6 +142,10 @@ class Registry:
                     f"{model.ref} has {len(known)} samples; {len(fresh)} more are over the limit of {SAMPLES}"
                 )
             session.add_all(Sample(model_id=model.id, sha256=digest, kind=kind) for digest, kind in fresh.items())
+            named = {hashlib.sha256(sample).hexdigest(): label for sample, label in (labels or {}).items()}
+            if named:
+                kept = _labels_of(session, model)
+                kept.content = {**kept.content, **named}
             return len(known) + len(fresh)
 
     def samples(self, model: Model, most: int = SAMPLES) -> list[bytes | Tensors]:
@@ -135,6 +155,13 @@ class Registry:
                 select(Sample).where(Sample.model_id == model.id).order_by(Sample.id).limit(most)
             ).all()
         return [_sample(row.kind, self._blobs.get(row.sha256)) for row in rows]
+
+    def labels(self, model: Model, most: int = SAMPLES) -> list[int | None]:
+        """The classes that these samples show; None where that was not told."""
+        chosen = select(Sample.sha256).where(Sample.model_id == model.id).order_by(Sample.id).limit(most)
+        with self._database.read() as session:
+            known = session.scalars(_labels_query(model)).first()
+            return [(known.content if known else {}).get(digest) for digest in session.scalars(chosen)]
 
     def _remember(self, model: Model, loaded: LoadedModel) -> None:
         with self._loading:
@@ -183,6 +210,19 @@ def read_tensors(archive: bytes) -> dict[str, Any]:
 
 def _sample(kind: str, data: bytes) -> bytes | Tensors:
     return data if kind == "frame" else read_tensors(data)
+
+
+def _labels_query(model: Model) -> Select[Measurement]:
+    return select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == LABELS)
+
+
+def _labels_of(session: Session, model: Model) -> Measurement:
+    """Where the labels of a model's samples are kept: class by digest."""
+    row = session.scalars(_labels_query(model)).first()
+    if row is None:
+        row = Measurement(model_id=model.id, kind=LABELS, place="operator", content={}, taken=0.0)
+        session.add(row)
+    return row
 
 
 def _key(model: Model) -> tuple[str, str]:

@@ -25,9 +25,10 @@ from edgesplit.releases import write_release
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.database import Database, Model, Release, record
 from edgesplit_controller.golden import GoldenPair, golden_pairs
-from edgesplit_controller.planning import Planning, Wish
+from edgesplit_controller.planning import Planning, Wish, device_profile
 from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
+from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, chunk_bytes, cut_slices
 
@@ -91,8 +92,11 @@ class Releasing:
             for device_class, table in tables.items()
         }
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
-        manifest = self._with_known_date(model, make_manifest(model, loaded, cut, plans, pairs))
-        return self._publish(model, manifest, cut, pairs, wish), manifest
+        compiled = [one for name, plan in plans.items() for one in compiled_for(loaded, cut, name, plan)]
+        made = make_manifest(model, loaded, cut, plans, pairs)
+        made = msgspec.structs.replace(made, compiled=tuple(one.compiled for one in compiled))
+        manifest = self._with_known_date(model, made)
+        return self._publish(model, manifest, [*cut, *(one.cut for one in compiled)], pairs, wish), manifest
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a release that is known; NotFound otherwise."""
@@ -171,6 +175,14 @@ def cut_for(loaded: LoadedModel, tables: Iterable[Plan]) -> list[CutSlice]:
     device_sets = {frozenset(row.layers) for table in tables for row in table.rows}
     pieces = atoms(loaded.graph, sorted(device_sets, key=lambda layers: (len(layers), sorted(layers))))
     return cut_slices(loaded.prepared, loaded.graph, pieces, loaded.spec)
+
+
+def compiled_for(loaded: LoadedModel, cut: Sequence[CutSlice], device_class: str, plan: Plan) -> list[CompiledCut]:
+    """The plan's device halves for this class's accelerator, where it has one."""
+    if not is_edge_tpu(device_profile(device_class)):
+        return []
+    rows = [frozenset(row.device) for row in plan.rows]
+    return compiled_cuts(loaded.prepared, loaded.graph, cut, device_class, rows)
 
 
 def release_plan(table: Plan, cut: Sequence[CutSlice], layer_s: Mapping[str, float]) -> Plan:

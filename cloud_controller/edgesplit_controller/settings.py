@@ -41,7 +41,7 @@ class Settings:
     """Run the offload server too, as a supervised child."""
     offload_url: str = ""
     """What devices are told instead of our own offload server's address."""
-    model_bytes: int = 2 * 2**30
+    model_bytes: int = 16 * 2**30
     """Largest model file taken."""
     stale_after_s: float = 10.0
     """A device that said nothing for so long is not called online any more."""

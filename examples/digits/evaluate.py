@@ -1,16 +1,17 @@
 """How often digits.onnx is right on the held-out frames. Needs numpy, pillow and onnxruntime only.
 
 python evaluate.py
+python evaluate.py --model digits.tflite        the same network as TFLite; needs ai-edge-litert instead
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -21,11 +22,32 @@ def read_frame(path: Path) -> NDArray[np.float32]:
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))[None] / np.float32(255)
 
 
+def opened(model: Path) -> Callable[[NDArray[np.float32]], int]:
+    """The model as a function from a frame to a digit."""
+    if model.suffix == ".tflite":
+        from ai_edge_litert.interpreter import Interpreter
+
+        interpreter = Interpreter(model_path=str(model), num_threads=1)
+        interpreter.allocate_tensors()
+        taken, given = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+
+        def ask(frame: NDArray[np.float32]) -> int:
+            interpreter.set_tensor(taken, np.ascontiguousarray(frame.transpose(0, 2, 3, 1)))
+            interpreter.invoke()
+            return int(interpreter.get_tensor(given).argmax())
+
+        return ask
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return lambda frame: int(session.run(None, {"image": frame})[0].argmax())
+
+
 def mistakes(model: Path, frames: Path) -> dict[str, int]:
     """What the model took each frame for that it got wrong."""
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    ask = opened(model)
     labels: dict[str, int] = json.loads((frames / "labels.json").read_text())
-    answers = {name: int(session.run(None, {"image": read_frame(frames / name)})[0].argmax()) for name in labels}
+    answers = {name: ask(read_frame(frames / name)) for name in labels}
     return {name: answer for name, answer in answers.items() if answer != labels[name]}
 
 

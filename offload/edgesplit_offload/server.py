@@ -13,14 +13,15 @@ import dataclasses
 import os
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, perf_counter
 
-from edgesplit import oip
+from edgesplit import codecs, oip
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
 from edgesplit.runtime import Runtime, Tensor, execute
+from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit_offload.bodies import CODINGS, UnknownCoding, decoded
 from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
 from edgesplit_offload.turns import Turns
@@ -60,7 +61,7 @@ class OffloadServer:
         waiting: int | None = None,
     ) -> None:
         runs = at_once or os.cpu_count() or 1
-        self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or _default_runtime())
+        self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat())
         self._turns = Turns(runs, 8 * runs if waiting is None else waiting)
         self._server = Server(self._answer, host=host, port=port, tls=tls)
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
@@ -123,19 +124,20 @@ class OffloadServer:
             model.programs()
             return Response()
         if verb == "/config":
-            return json_response(200, oip.model_config(model.name, model.inputs, model.outputs))
-        return json_response(200, oip.model_metadata(model.name, [VERSION], model.inputs, model.outputs))
+            return json_response(200, oip.model_config(model.name, model.wire_inputs, model.outputs))
+        return json_response(200, oip.model_metadata(model.name, [VERSION], model.wire_inputs, model.outputs))
 
     def _infer(self, request: Request, model: RemoteModel) -> Response:
         arrived = monotonic()
         body = decoded(request.body, request.headers.get("content-encoding", ""))
         asked = oip.decode_request(body, oip.header_length(request.headers))
-        oip.check_tensors(asked.inputs, model.inputs)
+        inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
+        oip.check_tensors(inputs, model.inputs)
         oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
         patience_s = oip.timeout_s(asked.parameters)
         deadline = None if patience_s is None else arrived + patience_s
         with self._turns.take(deadline, request.closed):
-            outputs = _run(model, asked)
+            outputs = _run(model, inputs, asked.outputs)
         answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
         buffers, length = oip.encode_response(answer, asked.binary_outputs)
         if length is None:
@@ -148,17 +150,11 @@ class OffloadServer:
         return json_response(200, entries)
 
 
-def _run(model: RemoteModel, asked: oip.InferRequest) -> dict[str, Tensor]:
+def _run(model: RemoteModel, inputs: Mapping[str, Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
     """The outputs asked for, by the row's far slices."""
-    live = execute(model.programs(), model.row.remote, asked.inputs)
-    return oip.pick_outputs({name: live[name] for name in model.row.receives}, asked.outputs)
+    live = execute(model.programs(), model.row.remote, inputs)
+    return oip.pick_outputs({name: live[name] for name in model.row.receives}, wanted)
 
 
 def _not_allowed(method: str) -> Response:
     return error_response(405, f"use {method} here", {"allow": method})
-
-
-def _default_runtime() -> Runtime:
-    from edgesplit.runtime.onnx import OnnxRuntime
-
-    return OnnxRuntime(threads=1)

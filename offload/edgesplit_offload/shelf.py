@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edgesplit import names, oip
+from edgesplit import codecs, names, oip
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound
 from edgesplit.plan import Row
 from edgesplit.release import Manifest, TensorSpec
@@ -58,8 +58,17 @@ class RemoteModel:
     name: str
     row: Row
     inputs: tuple[TensorSpec, ...]
+    """As its slices take them: what travels is `wire_inputs`."""
     outputs: tuple[TensorSpec, ...]
     _shared: _Opened
+
+    @property
+    def wire_inputs(self) -> tuple[TensorSpec, ...]:
+        """What a request brings, each tensor by the row's codec; each may come raw as well."""
+        codec_of = self.row.codecs
+        return tuple(
+            one for spec in self.inputs for one in codecs.wire_specs(spec, codec_of.get(spec.name, codecs.RAW))
+        )
 
     def programs(self) -> Mapping[str, Program]:
         """Its slices, loaded now where they were not."""
@@ -163,7 +172,7 @@ def _as_model(name: str, row: Row, opened: _Opened) -> RemoteModel:
     """The row's far half; ModelRefused where this server cannot run it."""
     if row.is_local:
         raise NotFound(f"row {row.name!r} has no far half")
-    if foreign := {codec for codec in row.codecs.values() if codec != "raw"}:
+    if foreign := set(row.codecs.values()) - set(codecs.CODECS):
         raise ModelRefused(f"row {row.name!r} needs codecs {sorted(foreign)}, which this server does not speak")
     specs = _specs(opened.release.manifest)
     try:

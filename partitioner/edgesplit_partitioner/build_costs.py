@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from edgesplit.errors import UsageError
 from edgesplit.inputs import FRAME
 from edgesplit.profiles import DeviceProfile
 from edgesplit_partitioner.costs import CodecCost, Costs, LayerCost, TensorCost, check_costs
 from edgesplit_partitioner.graph import Layer, LayerGraph
-from edgesplit_partitioner.predict import predict_joules, predict_layers
+from edgesplit_partitioner.predict import predict_joules, predict_layers, predicted_basis
 
 DEVICE = "device"
 CLOUD = "cloud"
@@ -62,10 +64,50 @@ def build_costs(
         idle_watts={DEVICE: profile.idle_watts.value},
         raw_inputs=tuple(sorted(graph.raw)),
         device_class=profile.name,
-        basis=_basis(profile, device_s is not None) | dict(basis or {}),
+        basis=_basis(graph, profile, device_s is not None) | dict(basis or {}),
     )
     check_costs(costs)
     return costs
+
+
+def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile) -> Costs:
+    """The costs with one more tier before the last, its seconds predicted from a device profile.
+
+    A gateway is no battery: its joules are nobody's objective and are left out.
+    """
+    if name in costs.tiers or not name:
+        raise UsageError(f"the tier {name!r} is there already: the costs have {', '.join(costs.tiers)}")
+    seconds = predict_layers(graph, profile)
+    slower = profile.zstd_slowdown.value
+    here = costs.tiers[-1]
+
+    def scaled(by_tier: Mapping[str, float]) -> dict[str, float]:
+        return {**by_tier, name: by_tier[here] * slower} if here in by_tier else dict(by_tier)
+
+    def sized(cost: TensorCost) -> TensorCost:
+        codecs = {
+            codec: msgspec.structs.replace(one, encode_s=scaled(one.encode_s), decode_s=scaled(one.decode_s))
+            for codec, one in cost.codecs.items()
+        }
+        return msgspec.structs.replace(cost, codecs=codecs)
+
+    layers = tuple(
+        msgspec.structs.replace(
+            layer,
+            seconds={**layer.seconds, name: seconds[layer.name]},
+            writes={tensor: sized(cost) for tensor, cost in layer.writes.items()},
+        )
+        for layer in costs.layers
+    )
+    extended = msgspec.structs.replace(
+        costs,
+        tiers=(*costs.tiers[:-1], name, here),
+        layers=layers,
+        inputs={tensor: sized(cost) for tensor, cost in costs.inputs.items()},
+        basis={**costs.basis, name: predicted_basis(graph, profile)},
+    )
+    check_costs(extended)
+    return extended
 
 
 def main_operator(layer: Layer) -> str:
@@ -74,8 +116,8 @@ def main_operator(layer: Layer) -> str:
     return main.operator if main else ""
 
 
-def _basis(profile: DeviceProfile, measured: bool) -> dict[str, str]:
-    device = f"measured: on a {profile.name}" if measured else f"predicted: device profile {profile.name}"
+def _basis(graph: LayerGraph, profile: DeviceProfile, measured: bool) -> dict[str, str]:
+    device = f"measured: on a {profile.name}" if measured else predicted_basis(graph, profile)
     return {DEVICE: device, CLOUD: "measured: on this machine"}
 
 
@@ -93,6 +135,7 @@ def _tensor_cost(
             encode_s=_with_device(cost.encode_s, slower),
             decode_s=_with_device(cost.decode_s, slower),
             loss=cost.loss,
+            confirmed_loss=cost.confirmed_loss,
         )
         for codec, cost in measured.codecs.items()
     }

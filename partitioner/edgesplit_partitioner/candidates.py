@@ -15,8 +15,13 @@ import numpy as np
 
 from edgesplit.plan import Row
 from edgesplit_partitioner.costs import Costs
-from edgesplit_partitioner.search import Links, Search
+from edgesplit_partitioner.mincut import Floats, Ints, Mask
+from edgesplit_partitioner.objectives import Scene, as_objective, price
+from edgesplit_partitioner.problem import Price, Problem, Solution
+from edgesplit_partitioner.search import Search, key_of
 from edgesplit_partitioner.side_limits import Limits, as_limits
+from edgesplit_partitioner.tiers import Links
+from edgesplit_partitioner.walls import allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,8 @@ class Candidate:
     row: Row
     """Named as in the table; `other-N` where it is not in it."""
     seconds: float
+    value: float
+    """What the objective makes of it; its seconds by default."""
     allowed: bool = True
     """False where a limit forbids it."""
     in_table: bool = False
@@ -37,6 +44,7 @@ def candidates(
     links: Links,
     limits: Limits | Mapping[str, Any] | None = None,
     *,
+    objective: str | Mapping[str, float] = "latency",
     codecs: Iterable[str] | None = None,
     most: int = 10,
 ) -> list[Candidate]:
@@ -44,59 +52,93 @@ def candidates(
 
     All-local and all-remote are always there, even where a limit forbids them.
     """
-    return candidates_of(Search.of(costs, links, as_limits(limits), codecs), most)
+    return candidates_of(Search.of(costs, links, as_limits(limits), codecs, as_objective(objective)), most)
 
 
 def candidates_of(search: Search, most: int = 10) -> list[Candidate]:
     """The same for a question already asked."""
-    rows = {_key(row): Candidate(row, search.seconds(row), in_table=True) for row in search.rows}
+    rows = {key_of(row): _candidate(search, row, in_table=True) for row in search.rows}
     for row in _pure(search):
-        rows.setdefault(_key(row), Candidate(row, search.seconds(row)))
-    for position in _narrow(search):
+        rows.setdefault(key_of(row), _candidate(search, row))
+    for count in _narrow(search):
         if len(rows) >= most:
             break
-        row = _prefix(search, position)
-        if _key(row) not in rows:
-            rows[_key(row)] = Candidate(row, search.seconds(row))
+        row = _prefix(search, count)
+        if key_of(row) not in rows:
+            rows[key_of(row)] = _candidate(search, row)
     ordered = sorted(rows.values(), key=lambda one: (one.row.is_local, len(one.row.layers), one.row.compress))
-    others = (f"other-{number}" for number in itertools.count(1))
-    return [_judged(search, one, one.row.name or next(others)) for one in ordered]
+    taken = {one.row.name for one in ordered if one.in_table}
+    others = (name for number in itertools.count(1) if (name := f"other-{number}") not in taken)
+    return [_judged(search, one, _name(one, taken, others)) for one in ordered]
 
 
-def _key(row: Row) -> tuple[tuple[str, ...], bool]:
-    return row.layers, row.compress
+def _candidate(search: Search, row: Row, *, in_table: bool = False) -> Candidate:
+    return Candidate(row, search.seconds(row), search.value(row), in_table=in_table)
+
+
+def _name(one: Candidate, taken: set[str], others: Iterator[str]) -> str:
+    """Its name in the table; outside of it that of its pure mode, if no row has it, or `other-N`."""
+    if one.in_table or (one.row.name and one.row.name not in taken):
+        taken.add(one.row.name)
+        return one.row.name
+    return next(others)
 
 
 def _pure(search: Search) -> Iterator[Row]:
-    """All-remote and all-local where the tiers can run them, whatever the limits say."""
-    local_s, remote_s = search.pure_s
-    if remote_s is not None:
-        yield min((search.problem.row(search.nothing, way) for way in search.problem.ways), key=search.seconds)
-    if local_s is not None:
-        yield search.problem.row(search.everything, False)
+    """All-remote, on the tier where it is best, and all-local where the tiers can run them, whatever the limits say."""
+    runs = allowed(search.problem.costs, Limits(), search.chain.tiers)
+    further = [one for tier in range(1, len(runs)) if runs[tier].all() for one in search.all_on(tier)]
+    if further:
+        yield min(map(search.row, further), key=search.value)
+    if runs[0].all():
+        yield search.row(search.all_on(0)[0])
 
 
 def _judged(search: Search, one: Candidate, name: str) -> Candidate:
     """With its name and its standing: is it allowed, is it the best?"""
-    mine = frozenset(one.row.layers)
-    on_device = np.array([name in mine for name in search.problem.layers], dtype=np.bool_)
+    allows = search.allow(_tiers_of(search, one.row))
     row = msgspec.structs.replace(one.row, name=name)
-    return replace(one, row=row, allowed=search.sides.allow(on_device), best=_key(row) == _key(search.best))
+    return replace(one, row=row, allowed=allows, best=key_of(row) == key_of(search.best))
 
 
-def _prefix(search: Search, position: int) -> Row:
-    """The cut after the layer at `position`, sent whichever way is faster."""
-    on_device = np.arange(len(search.problem.layers)) <= position
-    return min((search.problem.row(on_device, way) for way in search.problem.ways), key=search.seconds)
+def _tiers_of(search: Search, row: Row) -> Ints:
+    """By layer, the tier that a row runs it on."""
+    tier_of = dict.fromkeys(search.problem.layers, 0)
+    for beyond in (row.remote, *(hop.remote for hop in row.hops)):
+        for name in beyond:
+            tier_of[name] += 1
+    return np.array(list(tier_of.values()), dtype=np.intp)
+
+
+def _prefix(search: Search, count: int) -> Row:
+    """The cut after the first layers, the rest on whichever further tier and sent whichever way is better."""
+    after = np.arange(len(search.problem.layers)) >= count
+    runs = [tier for tier in range(1, len(search.chain.tiers)) if search.allow(after * tier)]
+    found = (Solution(after * tier, way, 0.0) for tier in runs for way in search.problem.ways)
+    return min(map(search.row, found), key=search.value)
 
 
 def _narrow(search: Search) -> list[int]:
-    """Positions after which a cut is allowed: those that send no more than their neighbours first, fastest first."""
+    """Numbers of first layers after which a cut is allowed: those that send no more than their neighbours first, and of
+    those the best first.
+    """
     problem = search.problem
-    crossing = problem.crossing_after(problem.raw_bytes)
+    counts = np.arange(1, len(problem.layers))
+    crossing = problem.crossing_after(problem.raw_bytes)[1:-1]
     around = np.concatenate([[np.inf], crossing, [np.inf]])
     narrow = (crossing <= around[:-2]) & (crossing <= around[2:])
-    x = 1.0 / search.link.up_bytes_per_s
-    ways = (problem.prices_after(problem.seconds(way, search.link, x)) for way in problem.ways.values())
-    seconds = np.minimum.reduce(list(ways))
-    return [int(i) for i in np.lexsort((seconds, ~narrow)) if search.sides.may_end_after[i]]
+    values = np.full(len(counts), np.inf)
+    for tier, compress in itertools.product(range(1, len(search.chain.tiers)), problem.ways):
+        least = price(problem, search.scenes or (Scene(search.links),), search.power, compress)
+        np.minimum(values, _prices_after(problem, least, search.allowed, tier), out=values)
+    order = np.lexsort((values, ~narrow))
+    return [int(counts[i]) for i in order if np.isfinite(values[i])]
+
+
+def _prices_after(problem: Problem, least: Price, may: Mask, tier: int) -> Floats:
+    """Per number of first layers but none and all: their cost on the device, the others' on one further tier."""
+    here, there = (np.where(may[one], least.layers[one], np.inf) for one in (0, tier))
+    beyond = np.cumsum(there[::-1])[::-1]
+    sending = sum(problem.crossing_after(least.sending[link])[1:-1] for link in range(tier))
+    found: Floats = np.cumsum(here)[:-1] + beyond[1:] + sending
+    return found

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from edgesplit.limits import LIMITS
-from edgesplit.release import Chunk, SliceFile
+from edgesplit.release import Chunk, FileName, SliceFile
 
 ALIGNMENT = 64
 GROUP_BYTES = 65_536
@@ -63,7 +62,7 @@ def plain_runs(data: bytes) -> list[bytes]:
     return [data[start : start + LIMITS.chunk_bytes] for start in range(0, len(data), LIMITS.chunk_bytes)]
 
 
-def slice_file(name: Literal["graph.onnx", "weights.bin"], runs: Sequence[bytes]) -> SliceFile:
+def slice_file(name: FileName, runs: Sequence[bytes]) -> SliceFile:
     """The manifest's entry for a file that consists of `runs`."""
     whole = hashlib.sha256()
     for run in runs:

@@ -26,6 +26,8 @@ class CodecCost(msgspec.Struct, frozen=True, kw_only=True):
     """By the tier that receives."""
     loss: float = 0.0
     """End-to-end output error that this codec alone causes; 0 is lossless."""
+    confirmed_loss: float | None = None
+    """The same on samples that choices are not made by; None where nobody has measured it."""
 
 
 class TensorCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,11 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     device_class: str = ""
     basis: dict[str, str] = {}
     """By tier: `measured` or `predicted`, with on what."""
+
+    @property
+    def tensors(self) -> tuple[TensorCost, ...]:
+        """Every tensor, inputs first, then what the layers write, in order."""
+        return (*self.inputs.values(), *(tensor for layer in self.layers for tensor in layer.writes.values()))
 
     @property
     def raw(self) -> frozenset[str]:

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from edgesplit.plan import Link, link_s
-from edgesplit_partitioner.candidates import Candidate, candidates
+from edgesplit_partitioner.candidates import Candidate
 from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.planner import Plan, plan
 from edgesplit_partitioner.side_limits import Limits
+from edgesplit_partitioner.tiers import Links, VaryingLink
 
 SHOWN = ("name", "after", "sends", "receives", "codecs", "compress", "device_s", "encode_s", "up_bytes", "down_bytes")
 TIMES = ("decode_s", "remote_s")
@@ -20,21 +21,24 @@ TIMES = ("decode_s", "remote_s")
 
 def describe(
     costs: Costs,
-    link: Link,
+    link: Link | VaryingLink | Links,
     *,
+    objective: str | Mapping[str, float] = "latency",
     limits: Limits | Mapping[str, Any] | None = None,
     codecs: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """The plan with its candidates, ranges and certificate. Seconds, bytes, bytes per second; null is unbounded."""
-    links = {f"{costs.tiers[0]}-{costs.tiers[-1]}": link}
+    """The plan with its candidates, ranges and certificate. Seconds, bytes, bytes per second; null is unbounded.
+
+    `link` is that between the device and the last tier, or all links by the tiers they join, as `plan` takes them.
+    """
+    links = link if isinstance(link, Mapping) else {f"{costs.tiers[0]}-{costs.tiers[-1]}": link}
     allowed = tuple(codecs) if codecs else None
-    made = plan(costs, links, limits=limits, codecs=allowed)
-    shown = candidates(costs, links, limits, codecs=allowed)
+    made = plan(costs, links, objective=objective, limits=limits, codecs=allowed)
     return made.to_builtins() | {
         "device_class": costs.device_class,
         "basis": dict(costs.basis),
         "best": made.row.name,
-        "candidates": [_candidate(one, link) for one in shown],
+        "candidates": [_candidate(one, made.link) for one in made.candidates()],
         "ranges": [_range(name, found) for name, found in _by_rate(made)],
         "rows": [_row_name(row) for row in made.table.rows],
     }
@@ -42,8 +46,19 @@ def describe(
 
 def _candidate(one: Candidate, link: Link) -> dict[str, Any]:
     row = {name: msgspec.to_builtins(getattr(one.row, name)) for name in (*SHOWN, *TIMES)}
-    times = {"link_s": link_s(one.row, link), "total_s": one.seconds}
-    return row | times | {"allowed": one.allowed, "in_table": one.in_table, "layers": len(one.row.layers)}
+    times = {"link_s": link_s(one.row, link) + one.row.beyond_s, "total_s": one.seconds, "value": one.value}
+    hops = {"hops": msgspec.to_builtins(one.row.hops)} if one.row.hops else {}
+    return (
+        row
+        | hops
+        | times
+        | {
+            "allowed": one.allowed,
+            "in_table": one.in_table,
+            "layers": len(one.row.layers),
+            "remote_layers": len(one.row.remote),
+        }
+    )
 
 
 def _by_rate(made: Plan) -> list[tuple[str, tuple[float, float] | None]]:

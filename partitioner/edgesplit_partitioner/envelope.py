@@ -6,10 +6,12 @@ intersection: 2k-1 questions for k lines); `lower_envelope` sorts lines that are
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 What = TypeVar("What")
 
@@ -39,22 +41,34 @@ class Stretch(Generic[What]):
     end: float
 
 
-def explore(lowest: Callable[[float], Line[What]], steep: Line[What], flat: Line[What]) -> list[Line[What]]:
-    """Every line of the envelope between the lowest at x = 0 (`steep`) and the lowest at the far end (`flat`)."""
-    found = [steep]
-    pairs = [(steep, flat)]
-    while pairs:
-        left, right = pairs.pop()
+class Lowest(Protocol[What]):
+    """Asks for the lowest line at an x, where the given lines are good."""
+
+    def __call__(self, x: float, /, *near: Line[What]) -> Line[What]: ...
+
+
+def explore(lowest: Lowest[What], steep: Line[What], flat: Line[What], most: int | None = None) -> list[Line[What]]:
+    """Every line of the envelope between the lowest at x = 0 (`steep`) and the lowest at the far end (`flat`).
+
+    `lowest` is asked at an x where two known lines meet, and given both. With `most`, so many lines are enough: the
+    places where the last answer gained most are asked first.
+    """
+    found = [steep, flat]
+    pairs = [(0.0, 0, steep, flat)]
+    order = itertools.count(1)
+    while pairs and (most is None or len(found) < most):
+        _, _, left, right = heapq.heappop(pairs)
         if left.b <= right.b or left.a >= right.a:
-            found.append(right)
             continue
         x = (right.a - left.a) / (left.b - right.b)
-        middle = lowest(x)
-        if middle.b < left.b and middle.b > right.b and middle.at(x) < left.at(x) * (1 - NOTICED):
-            pairs += [(middle, right), (left, middle)]
-        else:
-            found.append(right)
-    return found
+        middle = lowest(x, left, right)
+        height = left.at(x)
+        if middle.b < left.b and middle.b > right.b and middle.at(x) < height * (1 - NOTICED):
+            found.append(middle)
+            gained = middle.at(x) / height
+            heapq.heappush(pairs, (gained, next(order), left, middle))
+            heapq.heappush(pairs, (gained, next(order), middle, right))
+    return sorted(found, key=lambda line: -line.b)
 
 
 def lower_envelope(lines: Iterable[Line[What]]) -> list[Stretch[What]]:

@@ -19,6 +19,10 @@ class Work:
     """2 x multiply-accumulates, or one per element of elementwise operators."""
     bytes_moved: float
     """Activations read and written plus weights read."""
+    family: str = field(default="", compare=False)
+    """What it is to a fitted predictor (`features`); empty where no family is known."""
+    sizes: tuple[float, ...] = field(default=(), compare=False)
+    """The family's sizes, in its order."""
 
 
 @dataclass(frozen=True, slots=True)

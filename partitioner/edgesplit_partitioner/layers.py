@@ -12,15 +12,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from edgesplit.inputs import INPUT_LAYER
 from edgesplit_partitioner import onnx_nodes
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
-from edgesplit_partitioner.onnx_nodes import DATATYPES, TensorType
+from edgesplit_partitioner.grouping import Groups, close_circles, topological
+from edgesplit_partitioner.onnx_nodes import DATATYPES
+from edgesplit_partitioner.tensor_types import ITEM_BYTES, TensorType
 from edgesplit_partitioner.work import work_of
 
 PRODUCTS = frozenset(
@@ -104,26 +103,6 @@ class Facts:
         return own[0] if uses == 1 else None
 
 
-class Groups:
-    """Which nodes belong together: union-find, the earliest node leads."""
-
-    def __init__(self, size: int) -> None:
-        self._parent = list(range(size))
-
-    def find(self, place: int) -> int:
-        """The leader of the group that `place` is in."""
-        while self._parent[place] != place:
-            self._parent[place] = self._parent[self._parent[place]]
-            place = self._parent[place]
-        return place
-
-    def join(self, *places: int) -> None:
-        """Make one group of the groups of all `places`."""
-        leaders = sorted({self.find(place) for place in places})
-        for leader in leaders[1:]:
-            self._parent[leader] = leaders[0]
-
-
 def layer_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> LayerGraph:
     """The layers of an optimised, tidied model; `types` knows each of its tensors."""
     facts = Facts(model.graph)
@@ -132,7 +111,7 @@ def layer_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> Laye
     for place in range(len(model.graph.node)):
         if place not in facts.fixed:
             members.setdefault(groups.find(place), []).append(place)
-    order = onnx_nodes.topological({leader: _sources(facts, groups, leader, members[leader]) for leader in members})
+    order = topological({leader: _sources(facts, groups, leader, members[leader]) for leader in members})
     names = _layer_names(facts, [members[leader] for leader in order])
     look_up = _LookUp(facts, types)
     layers = tuple(_layer(facts, name, members[leader], look_up) for name, leader in zip(names, order, strict=True))
@@ -159,7 +138,7 @@ def group_nodes(facts: Facts, types: Mapping[str, TensorType]) -> Groups:
     for name, readers in facts.readers.items():
         if name in facts.writer and not types[name].datatype:
             groups.join(facts.writer[name], *readers)
-    _close_circles(facts, groups)
+    close_circles(groups, facts.writer, facts.readers)
     return groups
 
 
@@ -220,25 +199,6 @@ def _join_quantised(facts: Facts, groups: Groups, place: int) -> None:
             groups.join(place, facts.writer[tensor])
 
 
-def _close_circles(facts: Facts, groups: Groups) -> None:
-    """Groups that need each other become one."""
-    edges = {
-        (groups.find(facts.writer[name]), groups.find(reader))
-        for name, readers in facts.readers.items()
-        if name in facts.writer
-        for reader in readers
-    }
-    if not edges:
-        return
-    size = len(facts.graph.node)
-    source, target = np.array(sorted(edges)).T
-    matrix = coo_matrix((np.ones(len(edges)), (source, target)), shape=(size, size))
-    _, component = connected_components(matrix, directed=True, connection="strong")
-    first: dict[int, int] = {}
-    for place in sorted({end for edge in edges for end in edge}):
-        groups.join(first.setdefault(int(component[place]), place), place)
-
-
 def _sources(facts: Facts, groups: Groups, leader: int, places: Iterable[int]) -> set[int]:
     """Leaders of the groups that this group reads from."""
     tensors = (name for place in places for name in facts.reads[place])
@@ -260,7 +220,7 @@ class _LookUp:
 
     def item_bytes(self, name: str) -> int:
         if name in self.facts.weights:
-            return onnx_nodes.ITEM_BYTES.get(DATATYPES.get(self.facts.weights[name].data_type, ""), 1)
+            return ITEM_BYTES.get(DATATYPES.get(self.facts.weights[name].data_type, ""), 1)
         known = self.types.get(name)
         return 1 if known is None else known.item_bytes
 

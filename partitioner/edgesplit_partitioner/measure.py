@@ -1,7 +1,7 @@
 """What this machine needs: seconds of each layer, and bytes and codec seconds of each tensor between layers.
 
 Both run the model in a child process, so that one that crashes or hangs the runtime is refused (ModelRefused) and
-takes nothing with it. The graph runs as it stands (no further optimisation): its nodes are the layers' nodes.
+takes nothing with it. An ONNX graph runs as it stands (no further optimisation): its nodes are the layers' nodes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from PIL import Image
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import FRAME, InputSpec, prepare
+from edgesplit_partitioner import bundle
 from edgesplit_partitioner.costs import CodecCost, TensorCost
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.measured_run import Job, TensorRecord, record_tensor
+from edgesplit_partitioner.model_file import is_tflite
 from edgesplit_partitioner.trace import LayerTime, layer_times
 
 __all__ = ["LayerTime", "Samples", "measure_input", "measure_layers", "measure_samples", "stand_in_frame"]
@@ -78,17 +80,45 @@ def measure_layers(
     inputs: Mapping[str, npt.NDArray[np.generic]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, LayerTime]:
-    """Seconds of each layer on this machine, by the runtime's own profile. The input layer, which is no ONNX, is not
-    among them: see `measure_input`. An input left out gets noise."""
+    """Seconds of each layer on this machine: by onnxruntime's own profile; LiteRT has none, so TFLite layers are timed
+    alone. The input layer, which is in no model file, is not among them: see `measure_input`. An input left out gets
+    noise."""
     if runs < 1 or warmup < 0 or threads < 1:
         raise UsageError("measuring needs at least one run and one thread")
+    raw = model if isinstance(model, bytes) else model.raw
+    sample = inputs or {}
+    if is_tflite(raw):
+        return _measure_tflite_layers(
+            raw, graph, Job(mode="layers", samples=(), runs=runs, warmup=warmup, threads=threads), sample, progress
+        )
     proto = _parse(model)
     layer_of = _name_nodes(proto, graph)
-    with _workplace(proto) as folder:
-        job = Job(mode="layers", runs=runs, warmup=warmup, threads=threads, samples=(_store(folder, 0, inputs or {}),))
+    with _workplace({"model.onnx": proto.SerializeToString(), **_data_files(raw)}) as folder:
+        job = Job(mode="layers", runs=runs, warmup=warmup, threads=threads, samples=(_store(folder, 0, sample),))
         _run(folder, job, warmup + runs, progress)
         trace = msgspec.json.decode((folder / "profile.json").read_bytes())
     return layer_times(trace, layer_of, warmup)
+
+
+def _measure_tflite_layers(
+    raw: bytes,
+    graph: LayerGraph,
+    job: Job,
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    progress: Progress | None,
+) -> dict[str, LayerTime]:
+    """Each layer as a model of its own: LiteRT has no profile of its operators."""
+    from edgesplit_partitioner import tflite_measure
+
+    files = tflite_measure.measured_files(raw, graph, layers=True)
+    names = {layer: f"layer-{place}.tflite" for place, layer in enumerate(files.layers)}
+    with _workplace({tflite_measure.MODEL: files.whole}) as folder:
+        for layer, file in names.items():
+            (folder / file).write_bytes(files.layers[layer])
+        job = msgspec.structs.replace(job, samples=(_store(folder, 0, inputs),), layers=names)
+        _run(folder, job, len(names), progress)
+        seconds = msgspec.json.decode((folder / "seconds.json").read_bytes(), type=dict[str, list[float]])
+    return {layer: LayerTime.of(values) for layer, values in seconds.items()}
 
 
 def measure_input(spec: InputSpec, frames: Sequence[bytes] = (), *, runs: int = 20) -> LayerTime:
@@ -119,10 +149,9 @@ def measure_samples(
         frame_bytes = declared[FRAME].bytes if FRAME in declared else 0
         return Samples(declared, frame_bytes, 0, "declared sizes: without samples compression is not priced")
     frames = [sample for sample in samples if isinstance(sample, bytes)]
-    feeds = [_feeds(sample, spec) for sample in samples]
-    proto = _parse(model)
-    wanted = _expose(proto, graph)
-    with _workplace(proto) as folder:
+    feeds = [feeds_of(sample, spec) for sample in samples]
+    files, wanted = _exposed(model, graph)
+    with _workplace(files) as folder:
         stored = tuple(_store(folder, position, tensors) for position, tensors in enumerate(feeds))
         _run(folder, Job(mode="tensors", samples=stored, tensors=wanted, seed=seed), len(stored), progress)
         records = msgspec.json.decode((folder / "tensors.json").read_bytes(), type=dict[str, TensorRecord])
@@ -138,8 +167,11 @@ def stand_in_frame(spec: InputSpec, seed: int = 0) -> bytes:
     Amplitudes fall as 1/f^1.4. Pictures' own fall as about 1/f (Field, J. Opt. Soc. Am. A 4, 1987), but random phases
     compress worse than edges do: with this exponent the sizes of ten photographs came out (at quality 85 and 128,
     224 and 480 pixels: 2.7, 2.1 and 1.9 bits per pixel).
+    Sound: quiet noise, since nothing of its cost depends on what it says.
     """
     rng = np.random.default_rng(seed)
+    if spec.is_sound:
+        return rng.normal(0.0, 3000.0, spec.samples).clip(-32768, 32767).astype("<i2").tobytes()
     down, across = np.fft.fftfreq(spec.height)[:, None], np.fft.rfftfreq(spec.width)[None, :]
     amplitude = np.maximum(np.hypot(down, across), 1.0 / max(spec.width, spec.height)) ** -1.4
     planes = []
@@ -155,10 +187,16 @@ def stand_in_frame(spec: InputSpec, seed: int = 0) -> bytes:
 
 
 def _parse(model: Prepared | bytes) -> onnx.ModelProto:
+    raw = model if isinstance(model, bytes) else model.raw
     try:
-        return onnx.load_model_from_string(model if isinstance(model, bytes) else model.raw)
+        return onnx.load_model_from_string(bundle.unpack(raw)[0] if bundle.is_bundle(raw) else raw)
     except Exception as error:  # protobuf's decoder raises several unrelated types
         raise ModelRefused(f"not an ONNX file: {str(error)[:200]}") from error
+
+
+def _data_files(raw: bytes) -> dict[str, memoryview]:
+    """The prepared model's data files; none for most models."""
+    return bundle.unpack(raw)[1] if bundle.is_bundle(raw) else {}
 
 
 def _name_nodes(proto: onnx.ModelProto, graph: LayerGraph) -> dict[str, str]:
@@ -173,6 +211,19 @@ def _name_nodes(proto: onnx.ModelProto, graph: LayerGraph) -> dict[str, str]:
         raise UsageError("this layer graph is not that of this model: it has more nodes") from error
 
 
+def _exposed(model: Prepared | bytes, graph: LayerGraph) -> tuple[dict[str, bytes | memoryview], tuple[str, ...]]:
+    """The model's file, with every tensor that a layer writes among its outputs, and their names."""
+    raw = model if isinstance(model, bytes) else model.raw
+    if is_tflite(raw):
+        from edgesplit_partitioner import tflite_measure
+
+        files = tflite_measure.measured_files(raw, graph, layers=False)
+        return {tflite_measure.MODEL: files.whole}, files.tensors
+    proto = _parse(model)
+    wanted = _expose(proto, graph)
+    return {"model.onnx": proto.SerializeToString(), **_data_files(raw)}, wanted
+
+
 def _expose(proto: onnx.ModelProto, graph: LayerGraph) -> tuple[str, ...]:
     """Make every tensor that a layer writes an output of the model; their names."""
     made = {name for node in proto.graph.node for name in node.output}
@@ -182,7 +233,7 @@ def _expose(proto: onnx.ModelProto, graph: LayerGraph) -> tuple[str, ...]:
     return wanted
 
 
-def _feeds(sample: Sample, spec: InputSpec | None) -> dict[str, npt.NDArray[np.generic]]:
+def feeds_of(sample: Sample, spec: InputSpec | None) -> dict[str, npt.NDArray[np.generic]]:
     """The model's inputs for one sample; UsageError where a frame is no picture."""
     if not isinstance(sample, bytes):
         return dict(sample)
@@ -218,10 +269,11 @@ def _cost(record: TensorRecord) -> TensorCost:
 
 
 @contextmanager
-def _workplace(proto: onnx.ModelProto) -> Iterator[Path]:
-    """A folder with the model in it, gone afterwards."""
+def _workplace(files: Mapping[str, bytes | memoryview]) -> Iterator[Path]:
+    """A folder with these files in it, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-measure-") as name:
-        (Path(name) / "model.onnx").write_bytes(proto.SerializeToString())
+        for file, data in files.items():
+            (Path(name) / file).write_bytes(data)
         yield Path(name)
 
 
@@ -236,7 +288,14 @@ def _store(folder: Path, position: int, tensors: Mapping[str, npt.NDArray[np.gen
 def _run(folder: Path, job: Job, steps: int, progress: Progress | None) -> None:
     """Do the job in a child process; ModelRefused if the runtime refuses the model, crashes, or never ends."""
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
-    command = [sys.executable, "-m", "edgesplit_partitioner.measured_run", str(folder)]
+    run_child(folder, steps, progress)
+
+
+def run_child(
+    folder: Path, steps: int, progress: Progress | None, module: str = "edgesplit_partitioner.measured_run"
+) -> None:
+    """Do the job that lies in `folder`, a line per step; ModelRefused as `_run` says."""
+    command = [sys.executable, "-m", module, str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with (
         (folder / "errors").open("wb+") as errors,

@@ -1,7 +1,8 @@
 """The child process that measuring happens in: `python -m edgesplit_partitioner.measured_run FOLDER`.
 
 A model can crash or hang the runtime; here it takes only this process with it. The folder holds `job.json` (a `Job`),
-`model.onnx` and the inputs as .npy files; the answer goes to `profile.json` (onnxruntime's own) or `tensors.json`.
+`model.onnx` or `model.tflite`, and the inputs as .npy files; the answer goes to `profile.json` (onnxruntime's own),
+`seconds.json` (TFLite) or `tensors.json`.
 Each finished step is one line on standard output. An error is one line on standard error and exit status 1.
 """
 
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ REPEATS = 3
 DTYPES = {"float": "float32", "double": "float64", "bool": "bool", "float16": "float16"}
 
 Array = npt.NDArray[np.generic]
+T = TypeVar("T")
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     tensors: tuple[str, ...] = ()
     """Outputs of the model file to measure."""
+    layers: dict[str, str] = {}
+    """TFLite: each layer's own file, by layer."""
     seed: int = 0
 
 
@@ -54,7 +58,11 @@ def main(folder: Path) -> None:
     job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
     session = _open(folder, job)
     samples = [_feeds(session, folder, sample, job.seed) for sample in job.samples]
-    if job.mode == "layers":
+    if job.layers:
+        files = {layer: folder / file for layer, file in job.layers.items()}
+        seconds = session.layer_seconds(files, samples[0], job.warmup, job.runs)
+        (folder / "seconds.json").write_bytes(msgspec.json.encode(seconds))
+    elif job.mode == "layers":
         for step in range(job.warmup + job.runs):
             session.run(None, samples[step % len(samples)])
             print(step + 1, flush=True)
@@ -66,6 +74,10 @@ def main(folder: Path) -> None:
 
 def _open(folder: Path, job: Job) -> Any:
     """A session that runs the graph as it stands, so that its nodes are those that the caller knows."""
+    if (folder / "model.tflite").exists():
+        from edgesplit_partitioner.tflite_measure import open_session
+
+        return open_session(folder, job.threads)
     import onnxruntime  # only in the child: the parent shares this module for its formats
 
     options = onnxruntime.SessionOptions()
@@ -120,15 +132,15 @@ def record_tensor(record: TensorRecord, raw: bytes) -> None:
     record.decode_s.append(decode_s)
 
 
-def timed(work: Callable[[], bytes]) -> tuple[bytes, float]:
+def timed(work: Callable[[], T]) -> tuple[T, float]:
     """What `work` gives, and the median of its seconds."""
     seconds = []
-    result = b""
-    for _ in range(REPEATS):
+    while True:
         start = perf_counter()
         result = work()
         seconds.append(perf_counter() - start)
-    return result, statistics.median(seconds)
+        if len(seconds) == REPEATS:
+            return result, statistics.median(seconds)
 
 
 if __name__ == "__main__":

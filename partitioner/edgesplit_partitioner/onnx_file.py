@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import numpy_helper
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit_partitioner import onnx_nodes
+from edgesplit_partitioner import bundle, onnx_nodes
 
+EXTERNAL_BYTES = 1024
+"""Weights in data files stay there from this size on."""
 EXPORT = "export the model to ONNX (for PyTorch: torch.onnx.export) and push that file"
 
 
-def read_model(raw: bytes) -> onnx.ModelProto:
-    """The ONNX model in `raw`, complete in one file; ModelRefused says what the bytes are instead."""
+def read_model(raw: bytes, data: Mapping[str, memoryview] | None = None) -> onnx.ModelProto:
+    """The ONNX model in `raw`; ModelRefused says what the bytes are instead. `data` are its data files, by the name
+    that it calls them: large weights stay in them, where `external` of `bundle` finds them."""
     if not raw:
         raise ModelRefused("the file is empty")
     _refuse_other_formats(raw)
@@ -29,7 +34,7 @@ def read_model(raw: bytes) -> onnx.ModelProto:
     except DecodeError as error:
         raise ModelRefused(f"not a whole ONNX file: its {len(raw)} bytes are truncated or damaged") from error
     _refuse_hollow(model)
-    _refuse_external_data(model.graph)
+    _settle_external_data(model.graph, data or {})
     return model
 
 
@@ -72,14 +77,34 @@ def _refuse_hollow(model: onnx.ModelProto) -> None:
         raise ModelRefused("the model has no operators, so there is nothing to run or to cut")
 
 
-def _refuse_external_data(graph: onnx.GraphProto) -> None:
-    for tensor in onnx_nodes.stored_tensors(graph):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-            where = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
-            raise ModelRefused(
-                f"the weights of {tensor.name[:80]!r} are in another file ({where[:80]!r}), which was not given; save"
-                " the model as one file: onnx.save_model(model, path, save_as_external_data=False)"
-            )
+def _settle_external_data(graph: onnx.GraphProto, data: Mapping[str, memoryview]) -> None:
+    """Every tensor whose bytes are in a data file: there and whole, else ModelRefused. Large weights of the main graph
+    stay there; all others move into the message, in place."""
+    for place, tensor in enumerate(onnx_nodes.stored_tensors(graph)):  # the main graph's weights come first
+        if not bundle.is_external(tensor):
+            continue
+        content = _content(tensor, data)
+        if place < len(graph.initializer) and len(content) >= EXTERNAL_BYTES:
+            continue
+        del tensor.external_data[:]
+        tensor.ClearField("data_location")
+        tensor.raw_data = bytes(content)
+
+
+def _content(tensor: onnx.TensorProto, data: Mapping[str, memoryview]) -> memoryview:
+    """The bytes of a tensor that are in a data file."""
+    location, offset, length = bundle.external(tensor)
+    if location not in data:
+        raise ModelRefused(
+            f"the weights of {tensor.name[:80]!r} are in another file ({location[:80]!r}), which was not given; push"
+            " the model with that file beside it, or save it as one file: onnx.save_model(model, path,"
+            " save_as_external_data=False)"
+        )
+    end = len(data[location]) if length < 0 else offset + length
+    size = onnx_nodes.tensor_bytes(tensor)
+    if end > len(data[location]) or (tensor.data_type in onnx_nodes.DATATYPES and end - offset != size):
+        raise ModelRefused(f"the weights of {tensor.name[:80]!r} are not whole in {location[:80]!r}")
+    return data[location][offset:end]
 
 
 def drop_initializer_inputs(model: onnx.ModelProto) -> None:
@@ -90,6 +115,40 @@ def drop_initializer_inputs(model: onnx.ModelProto) -> None:
     kept = [one for one in graph.input if one.name not in weights]
     del graph.input[:]
     graph.input.extend(kept)
+
+
+def bind_values(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> dict[str, int]:
+    """Inputs of one whole number that a binding names have that value for good, in place; the bindings that are left.
+
+    So a sampling rate, say, decides its branches before the model is cut. A free dimension of the same name goes first.
+    """
+    lengths = {name for _, name, _ in _free_dimensions(graph)}
+    left = dict(bindings)
+    for one in whole_numbers(graph):
+        if one.name in bindings and one.name not in lengths:
+            shape = [1] * len(one.type.tensor_type.shape.dim)
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(one.type.tensor_type.elem_type)
+            value = np.full(shape, left.pop(one.name), dtype)
+            graph.initializer.append(numpy_helper.from_array(value, one.name))
+            graph.input.remove(one)
+    return left
+
+
+def whole_numbers(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that are one whole number each."""
+    kinds = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    return [
+        one
+        for one in graph.input
+        if one.type.tensor_type.elem_type in kinds
+        and one.type.tensor_type.HasField("shape")
+        and all(length.dim_value == 1 for length in one.type.tensor_type.shape.dim)
+    ]
+
+
+def has_branches(graph: onnx.GraphProto) -> bool:
+    """Whether an If stands in the main graph."""
+    return any(node.op_type == "If" for node in graph.node)
 
 
 def bind_shapes(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> None:

@@ -7,7 +7,7 @@ meets them in a child process (`optimise`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,11 +15,13 @@ import numpy as np
 import onnx
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit.inputs import FRAME, INPUT_LAYER, InputSpec
-from edgesplit.release import TensorSpec
-from edgesplit_partitioner import layers, onnx_file, optimise
+from edgesplit.inputs import FRAME, INPUT_LAYER, PCM16_BYTES, InputSpec
+from edgesplit.release import FileName, Kernels, SliceFormat, TensorSpec
+from edgesplit_partitioner import bundle, layers, onnx_file, optimise
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor
-from edgesplit_partitioner.onnx_nodes import TensorType
+from edgesplit_partitioner.onnx_slices import onnx_files
+from edgesplit_partitioner.prepared import Boundary, PreparedModel
+from edgesplit_partitioner.tensor_types import TensorType
 from edgesplit_partitioner.work import input_work
 
 JPEG_BITS_PER_PIXEL = ((1, 0.15), (30, 0.6), (50, 0.8), (75, 1.2), (85, 1.6), (90, 2.0), (95, 3.0), (100, 6.3))
@@ -28,13 +30,15 @@ Used only where no sample frames are given."""
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedModel:
-    """A model that can be measured, planned and cut."""
+class OnnxModel:
+    """An ONNX model that can be measured, planned and cut: a `PreparedModel`."""
 
     proto: onnx.ModelProto
     """Optimised. Not to be changed."""
-    raw: bytes
-    """The same as bytes; two runs over one file give the same."""
+    weights: bundle.Data
+    """Its data file, where large weights are in one (models above 2 GB must have it so); empty for most models."""
+    message: bytes
+    """`proto` as bytes; two runs over one file give the same."""
     types: Mapping[str, TensorType]
     """Of every tensor, those inside layers too."""
     graph: LayerGraph
@@ -42,34 +46,65 @@ class PreparedModel:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
+    @property
+    def raw(self) -> bytes:
+        """The whole model: its message, or the bundle of that and its data file, made anew at each call."""
+        return bundle.joined(self.message, {optimise.WEIGHTS: self.weights}) if self.weights else self.message
 
-def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> PreparedModel:
+    @property
+    def format(self) -> SliceFormat:
+        """Of its slices."""
+        return "onnx"
+
+    @property
+    def kernels(self) -> Kernels:
+        """onnxruntime has one way of running a slice exactly."""
+        return "default"
+
+    def slice_files(
+        self, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
+    ) -> dict[FileName, list[bytes]]:
+        """`graph.onnx`, and `weights.bin` where there are weights worth a file."""
+        return onnx_files(self.proto, self.weights, members, boundary, shared)
+
+
+def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> OnnxModel:
     """The model in `raw`, ready to be cut; ModelRefused says what is wrong with it and what would do.
 
-    `bindings` gives free dimensions their lengths: by name (`batch`) or by place (`images:0`).
+    `bindings` gives free dimensions their lengths: by name (`batch`) or by place (`images:0`), and inputs that are one
+    whole number (`sr`) their value for good.
     """
-    model = onnx_file.read_model(raw)
+    raw, data = bundle.unpack(raw) if bundle.is_bundle(raw) else (raw, {})
+    model = onnx_file.read_model(raw, data)
     onnx_file.drop_initializer_inputs(model)
-    onnx_file.bind_shapes(model.graph, bindings or {})
+    lengths = onnx_file.bind_values(model.graph, bindings or {})
+    if len(lengths) < len(bindings or {}) and onnx_file.has_branches(model.graph) and not data:
+        model = optimise.folded(model)  # before lengths are settled: in the branch not taken they may make no sense
+    numbers = [one.name for one in onnx_file.whole_numbers(model.graph)]
+    onnx_file.bind_shapes(model.graph, lengths)
     try:
-        optimised, types = optimise.optimise(model)
+        optimised, types, weights = optimise.optimise(model, data)
     except ModelRefused as refusal:
+        advice = ""
+        if numbers and onnx_file.has_branches(model.graph):
+            advice = f"; an input that decides a branch may be given its value for good: --bind {numbers[0]}=VALUE"
         if not bindings:
-            raise
+            raise ModelRefused(f"{refusal}{advice}") from refusal
         bound = " ".join(f"--bind {name}={length}" for name, length in bindings.items())
-        raise ModelRefused(f"with {bound}: {refusal}") from refusal
-    return _prepared(optimised, types)
+        raise ModelRefused(f"with {bound}: {refusal}{advice}") from refusal
+    return _prepared(optimised, types, weights)
 
 
-def _prepared(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> PreparedModel:
+def _prepared(model: onnx.ModelProto, types: Mapping[str, TensorType], weights: bundle.Data) -> OnnxModel:
     for output in model.graph.output:
         if not types[output.name].datatype:
             raise ModelRefused(
                 f"the output {output.name[:80]!r} is not a tensor of numbers; only those can be sent back"
             )
-    return PreparedModel(
+    return OnnxModel(
         proto=model,
-        raw=model.SerializeToString(deterministic=True),
+        weights=weights,
+        message=model.SerializeToString(deterministic=True),
         types=types,
         graph=layers.layer_graph(model, types),
         inputs=tuple(_spec(one.name, types) for one in model.graph.input),
@@ -86,11 +121,13 @@ def with_input_layer(model: PreparedModel, spec: InputSpec) -> tuple[LayerGraph,
 
     ModelRefused where what the spec makes is not what the model's input takes.
     """
-    fed = _fit(_fed_input(model, spec), spec)
+    fed = _fit_sound(_fed_by_sound(model, spec), spec) if spec.is_sound else _fit(_fed_input(model, spec), spec)
     graph = model.graph
     if FRAME in model.types:
-        raise ModelRefused(f"the model has a tensor called {FRAME!r}, which is the encoded picture's name; rename it")
-    frame = Tensor(FRAME, "UINT8", (-1,), jpeg_bytes(fed))
+        raise ModelRefused(
+            f"the model has a tensor called {FRAME!r}, which is the input spec's name for what arrives; rename it"
+        )
+    frame = Tensor(FRAME, "UINT8", (-1,), frame_bytes(fed))
     layer = Layer(
         name=INPUT_LAYER,
         nodes=(),
@@ -110,6 +147,11 @@ def with_input_layer(model: PreparedModel, spec: InputSpec) -> tuple[LayerGraph,
     return extended, fed
 
 
+def frame_bytes(spec: InputSpec) -> int:
+    """Size of what arrives: exact for sound, typical for pictures."""
+    return PCM16_BYTES * spec.samples if spec.is_sound else jpeg_bytes(spec)
+
+
 def jpeg_bytes(spec: InputSpec) -> int:
     """Typical size of the spec's JPEG frame, for prices before any sample was seen."""
     qualities, bits = zip(*JPEG_BITS_PER_PIXEL, strict=True)
@@ -120,12 +162,7 @@ def jpeg_bytes(spec: InputSpec) -> int:
 def _fed_input(model: PreparedModel, spec: InputSpec) -> TensorSpec:
     """The model's input that takes the picture."""
     if spec.tensor:
-        for one in model.inputs:
-            if one.name == spec.tensor:
-                return one
-        raise UsageError(
-            f"the input spec feeds {spec.tensor!r}; the model's inputs are {[one.name for one in model.inputs]}"
-        )
+        return _named_input(model, spec.tensor)
     pictures = [one for one in model.inputs if len(one.shape) == 4]
     if len(pictures) != 1:
         listed = ", ".join(_listed(one) for one in model.inputs)
@@ -133,6 +170,42 @@ def _fed_input(model: PreparedModel, spec: InputSpec) -> TensorSpec:
             f"the input spec needs one input that takes a picture (four dimensions); the model has {listed}"
         )
     return pictures[0]
+
+
+def _fed_by_sound(model: PreparedModel, spec: InputSpec) -> TensorSpec:
+    """The model's input that takes the sound: floats in one row, as many as the spec says if it says."""
+    if spec.tensor:
+        return _named_input(model, spec.tensor)
+    rows = [
+        one
+        for one in model.inputs
+        if one.datatype == "FP32" and one.shape and set(one.shape[:-1]) <= {1} and one.shape[-1] > 1
+    ]
+    fitting = [one for one in rows if spec.samples in (0, one.shape[-1])]
+    if len(fitting) != 1:
+        listed = ", ".join(_listed(one) for one in model.inputs)
+        wanted = f"{spec.samples} samples of sound" if spec.samples else "a row of sound"
+        hint = "; say how many samples a frame has, as in 16k 512" if len(fitting) > 1 else ""
+        raise ModelRefused(
+            f"the input spec needs one input that takes {wanted} (FP32, 1xN); the model has {listed}{hint}"
+        )
+    return fitting[0]
+
+
+def _fit_sound(one: TensorSpec, spec: InputSpec) -> InputSpec:
+    """The spec with the input's name and length; ModelRefused where they do not agree."""
+    samples = one.shape[-1] if one.shape else 0
+    if one.datatype != "FP32" or samples < 1 or set(one.shape[:-1]) - {1} or spec.samples not in (0, samples):
+        wanted = spec.samples or "N"
+        raise ModelRefused(f"the input spec makes FP32 of 1x{wanted}, but the model takes {_listed(one)}")
+    return msgspec.structs.replace(spec, tensor=one.name, samples=samples, rank=len(one.shape))
+
+
+def _named_input(model: PreparedModel, name: str) -> TensorSpec:
+    for one in model.inputs:
+        if one.name == name:
+            return one
+    raise UsageError(f"the input spec feeds {name!r}; the model's inputs are {[one.name for one in model.inputs]}")
 
 
 def _fit(one: TensorSpec, spec: InputSpec) -> InputSpec:

@@ -5,13 +5,11 @@ Everything is keyed on names, never on `id(node)`: protobuf wrappers are tempora
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import onnx
 
-from edgesplit.errors import ModelRefused
+from edgesplit_partitioner.tensor_types import ITEM_BYTES
 
 DATATYPES: Mapping[int, str] = {
     onnx.TensorProto.BOOL: "BOOL",
@@ -28,46 +26,6 @@ DATATYPES: Mapping[int, str] = {
     onnx.TensorProto.DOUBLE: "FP64",
 }
 """Open Inference Protocol names of the types that may live between layers."""
-
-ITEM_BYTES = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "FP32": 4,
-    "FP64": 8,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """What is known of one tensor of a model."""
-
-    datatype: str
-    """Of the Open Inference Protocol; empty for what cannot leave a layer (sequences, strings, 8-bit floats)."""
-    shape: tuple[int, ...]
-    """-1 is a length that depends on the data."""
-    seen: tuple[int, ...]
-    """The same with lengths from a trial run in place of -1: for sizes and prices."""
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of one element; 1 where that is unknown."""
-        return ITEM_BYTES.get(self.datatype, 1)
-
-    @property
-    def bytes(self) -> int:
-        """Size of the tensor as it was seen."""
-        count = 1
-        for length in self.seen:
-            count *= length
-        return count * self.item_bytes
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -143,28 +101,6 @@ def stored_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 if attribute.HasField("t"):
                     yield attribute.t
                 yield from attribute.tensors
-
-
-def topological(needs: Mapping[int, set[int]]) -> list[int]:
-    """The keys in an order in which each comes after what it needs, smaller ones first where there is a choice."""
-    readers: dict[int, list[int]] = {one: [] for one in needs}
-    for one, before in needs.items():
-        for other in before:
-            readers[other].append(one)
-    waiting = {one: len(before) for one, before in needs.items()}
-    ready = [one for one, count in waiting.items() if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        one = heapq.heappop(ready)
-        order.append(one)
-        for reader in readers[one]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) != len(needs):
-        raise ModelRefused("the model's operators depend on each other in a circle")
-    return order
 
 
 def domains(graph: onnx.GraphProto) -> set[str]:

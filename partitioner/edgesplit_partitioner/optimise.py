@@ -6,6 +6,7 @@ is `python -m edgesplit_partitioner.optimise TASK FOLDER MEMORY`: it reads and w
 
 from __future__ import annotations
 
+import mmap
 import re
 import resource
 import signal
@@ -22,15 +23,20 @@ import onnx
 import onnxruntime
 
 from edgesplit.errors import ModelRefused
-from edgesplit_partitioner import onnx_nodes, tidy
-from edgesplit_partitioner.onnx_nodes import TensorType
+from edgesplit_partitioner import bundle, onnx_nodes, tidy
+from edgesplit_partitioner.onnx_file import EXTERNAL_BYTES
+from edgesplit_partitioner.tensor_types import TensorType
 
 CHILD = (sys.executable, "-m", "edgesplit_partitioner.optimise")
 TIMEOUT_S = 300.0
 MEMORY_BYTES = 16 * 2**30
 """Address space of the child, beyond eight times the model: folding a constant may ask for anything."""
 
-GIVEN, OPTIMISED, ANSWER = "given.onnx", "optimised.onnx", "answer.json"
+GIVEN, GIVEN_DATA, OPTIMISED, ANSWER = "given.onnx", "given.bin", "optimised.onnx", "answer.json"
+WEIGHTS = "weights.bin"
+"""Large weights of the optimised model, where those of the given one were in data files."""
+ALIGNMENT = 4096
+"""Of weights in a data file, so that they can be mapped."""
 FILLS = ("zeros", "ones")
 """Trial inputs: some models reject zeros, and what differs between the two depends on the data."""
 
@@ -71,16 +77,57 @@ class Answer(msgspec.Struct, frozen=True):
     """Of a trial run."""
 
 
-def optimise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, TensorType]]:
-    """The optimised model and the type of each of its tensors, weights left out; ModelRefused where it is none."""
+def optimise(
+    model: onnx.ModelProto, data: Mapping[str, memoryview] | None = None
+) -> tuple[onnx.ModelProto, dict[str, TensorType], bundle.Data]:
+    """The optimised model, the type of each of its tensors (weights left out), and the data file that it has its large
+    weights in, `WEIGHTS`; ModelRefused where it is none.
+
+    `data` are the given model's data files. Where there are none, nothing is in a data file afterwards either.
+    """
+    size = model.ByteSize() + sum(map(len, (data or {}).values()))
+    with tempfile.TemporaryDirectory(prefix="edgesplit-") as name:
+        folder = Path(name)
+        if data:
+            _write_data(model, data, folder / GIVEN_DATA)
+        (folder / GIVEN).write_bytes(model.SerializeToString())
+        declared = _ask("optimise", folder, size).declared
+        optimised = onnx.load_model(str(folder / OPTIMISED), load_external_data=False)
+        unsure = any(seen.datatype and (seen.shape is None or -1 in seen.shape) for seen in declared.values())
+        trials = _trials(folder, size) if unsure else []
+        weights = _mapped(folder / WEIGHTS) if (folder / WEIGHTS).exists() else b""
+    return optimised, settle(optimised.graph, declared, trials), weights
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """A file's bytes, mapped: they outlive its name, and take no memory that anything else needs."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with what its constants decide decided (an If keeps the one branch); ModelRefused where it is none."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-") as name:
         folder = Path(name)
         (folder / GIVEN).write_bytes(model.SerializeToString())
-        declared = _ask("optimise", folder, model.ByteSize()).declared
-        optimised = onnx.load_model(str(folder / OPTIMISED))
-        unsure = any(seen.datatype and (seen.shape is None or -1 in seen.shape) for seen in declared.values())
-        trials = _trials(folder, model.ByteSize()) if unsure else []
-    return optimised, settle(optimised.graph, declared, trials)
+        _ask("optimise", folder, model.ByteSize())
+        return onnx.load_model(str(folder / OPTIMISED), load_external_data=False)
+
+
+def _write_data(model: onnx.ModelProto, data: Mapping[str, memoryview], target: Path) -> None:
+    """All weights that are in data files into one, of a name that we chose; the model points there, in place."""
+    offset = 0
+    with target.open("wb") as file:
+        for tensor in model.graph.initializer:
+            if not bundle.is_external(tensor):
+                continue
+            location, start, length = bundle.external(tensor)
+            content = data[location][start : None if length < 0 else start + length]
+            padding = -offset % ALIGNMENT
+            file.write(bytes(padding))
+            file.write(content)
+            bundle.point_to(tensor, target.name, offset + padding, len(content))
+            offset += padding + len(content)
 
 
 def _trials(folder: Path, size: int) -> list[Mapping[str, tuple[int, ...]]]:
@@ -196,14 +243,18 @@ def _session(path: Path, level: Any, save_as: Path | None = None) -> onnxruntime
     options.log_severity_level = 4
     if save_as is not None:
         options.optimized_model_filepath = str(save_as)
+        if (path.parent / GIVEN_DATA).exists():  # above 2 GB the saved model could not be one message either
+            prefix = "session.optimized_model_external_initializers"
+            options.add_session_config_entry(f"{prefix}_file_name", WEIGHTS)
+            options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(EXTERNAL_BYTES))
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _optimise(folder: Path) -> Answer:
     saved = folder / "saved.onnx"
-    given = onnx.load_model(str(folder / GIVEN))
+    given = onnx.load_model(str(folder / GIVEN), load_external_data=False)
     _session(folder / GIVEN, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC, saved)
-    model = onnx.load_model(str(saved))
+    model = onnx.load_model(str(saved), load_external_data=False)
     tidy.tidy(model, [one.name for one in given.graph.output])
     (folder / OPTIMISED).write_bytes(model.SerializeToString(deterministic=True))
     return Answer(declared=_declared(folder, model))
@@ -243,7 +294,7 @@ def _scalars(model: onnx.ModelProto) -> set[str]:
 
 
 def _try_run(folder: Path, fill: str) -> Answer:
-    model = onnx.load_model(str(folder / OPTIMISED))
+    model = onnx.load_model(str(folder / OPTIMISED), load_external_data=False)
     session = _open_up(folder, model)
     make = np.zeros if fill == "zeros" else np.ones
     feeds = {}

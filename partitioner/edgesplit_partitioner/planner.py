@@ -1,7 +1,8 @@
 """`plan`: costs and links in, the best cut and the switching table out. Pure; nothing is measured or sent here.
 
-Two tiers and mean latency, exactly: a minimum cut per way of sending, compared with all-local, the round trip added
-to whatever crosses. What the cuts are made of is `problem`, which of them limits allow is `side_limits`.
+Any number of tiers, and any objective that adds up, exactly: a minimum cut per furthest tier and way of sending,
+compared with all-local, the round trips added to whatever crosses. What the cuts are made of is `problem`, what they
+are to be least in `objectives`, which of them limits allow `walls`; limits on sums and throughput go to `milp`.
 """
 
 from __future__ import annotations
@@ -15,27 +16,35 @@ from typing import Any
 import msgspec
 
 from edgesplit import plan as words
-from edgesplit.errors import UsageError
 from edgesplit.plan import Link, Row
+from edgesplit_partitioner import limited
+from edgesplit_partitioner.candidates import Candidate, candidates_of
+from edgesplit_partitioner.confirm import tensors_of, unconfirmed, with_losses, without
 from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.envelope import lower_envelope
-from edgesplit_partitioner.search import Links, Search, line_of
+from edgesplit_partitioner.factors import LOADS, SLOWDOWNS
+from edgesplit_partitioner.objectives import OBJECTIVES, as_objective
+from edgesplit_partitioner.search import Search, bytes_of, key_of
 from edgesplit_partitioner.side_limits import Limits, as_limits
+from edgesplit_partitioner.tariffs import Memory
+from edgesplit_partitioner.tiers import Links
 
-OBJECTIVES = ("latency",)
+__all__ = ["OBJECTIVES", "Certificate", "Plan", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How sure the answer is, and what the pure modes cost, in seconds; None where a tier cannot run every layer."""
+    """How sure the answer is, and what the pure modes cost, in the objective's unit (seconds by default); None where a
+    tier cannot run every layer.
+    """
 
     lower_bound: float
-    """No cut within the limits is faster."""
+    """No cut within the limits is better."""
     gap: float
-    """How far above the bound the plan is, as a part of its seconds; 0 but for the noise of adding doubles."""
+    """How far above the bound the plan is, as a part of its value; 0 but for the noise of adding doubles."""
     all_local: float | None
     all_remote: float | None
-    """Compressed or not, whichever is faster."""
+    """On one tier beyond the device, compressed or not, whichever is best."""
 
 
 @dataclass(frozen=True)
@@ -43,41 +52,75 @@ class Plan:
     """The best cut for one link, with its proof; `table` holds the cuts for all other links."""
 
     costs: Costs = field(repr=False)
-    tiers: tuple[str, str]
-    link: Link
+    tiers: tuple[str, ...]
+    links: tuple[Link, ...]
+    """Between neighbours, as planned: a varying one at the mean of 1/bandwidth, or at its p95 where that is asked."""
     limits: Limits
     codecs: tuple[str, ...]
     objective: str
     cut: dict[str, tuple[str, ...]]
     """Layer names by tier."""
+    value: float
+    """What was made least: seconds, joules or their weighted sum; of a stream, seconds per inference."""
     seconds: float
+    """Latency on `links`."""
     joules: float | None
-    """Of the device's layers; None where the costs have none for one of them."""
+    """Of the device's layers, None where the costs have none for one of them; where energy is an objective or a limit,
+    of the device: its layers, encoding, waiting and radio.
+    """
     bytes: int
-    """Up and down."""
+    """Up and down, over all links."""
     split: dict[str, float]
     """`seconds` as device, encode, link, decode and remote."""
     certificate: Certificate
     gain: float | None
-    """How many times faster than the better of the pure modes that the limits allow; None if they allow neither."""
+    """How many times better than the better of the pure modes that the limits allow; None if they allow neither."""
     _best: Row = field(repr=False)
     _search: Search = field(repr=False, compare=False)
 
     @cached_property
     def row(self) -> Row:
         """The best cut as it stands in the table."""
-        return next(
-            row for row in self.table.rows if row.layers == self._best.layers and row.compress == self._best.compress
-        )
+        mine = key_of(self._best)
+        return next(row for row in self.table.rows if key_of(row) == mine)
+
+    @property
+    def link(self) -> Link:
+        """The first link, as planned."""
+        return self.links[0]
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What the plan needs on the device, in bytes: weights, all of them where the fallback is `warm`, and the peak
+        of live tensors.
+        """
+        return limited.memory(self._search, self._search.solution)
+
+    @cached_property
+    def regret(self) -> float:
+        """How much dearer than the best cut the table may be under other server loads and device slow-downs.
+
+        As a part of the best cost, at the planned links, for any factors between those sampled (`factors.LOADS`,
+        `factors.SLOWDOWNS`). At load 1 and slow-down 1 it is 0 at every bandwidth. Not a number where none was sampled:
+        a forced cut, or a plan that `milp` made.
+        """
+        return self._search.sampled.regret if self._sampled else math.nan
+
+    @property
+    def _sampled(self) -> bool:
+        return not self.limits.forced and not self._search.by_program
 
     @cached_property
     def table(self) -> words.Plan:
         """The switching table: every cut that is best at some uplink bandwidth, computed when first asked for.
 
-        Exact for every round trip at the link's downlink rate; all-local is among the rows unless it cannot run or
-        the fallback is `none`.
+        Exact for every round trip at the link's downlink rate, further links as planned; all-local is among the rows
+        unless it cannot run or the fallback is `none`. Rows that other server loads or device slow-downs ask for are
+        added, and `regret` says what is still lost. Under limits on sums the table is sampled (`limited.table`).
         """
-        rows = self._search.rows
+        tensors = tensors_of(self.costs)
+        rows = tuple(with_losses(row, tensors) for row in self._search.rows)
+        objective = self._search.objective
         return words.Plan(
             model=self.costs.model,
             device_class=self.costs.device_class,
@@ -89,6 +132,10 @@ class Plan:
             never_leaves=self._search.raw_tensors if self.limits.keep_raw_input else (),
             basis=(self.costs.basis.get(self.tiers[0], "").split() or ["predicted"])[0],
             forced=rows[0].name if self.limits.forced else "",
+            weights=objective.row_weights,
+            power=self._search.power if objective.energy else None,
+            regret=self.regret if self._sampled else 0.0,
+            factors={"server_load": LOADS[-1], "device_slowdown": SLOWDOWNS[-1]} if self._sampled else {},
         )
 
     @cached_property
@@ -97,9 +144,16 @@ class Plan:
 
         None for a row that is best nowhere, kept as a fallback or for shorter round trips.
         """
-        lines = [line_of(row, self.link, self.link.rtt_s, row.name) for row in self.table.rows]
+        if self._search.objective.throughput:
+            best = limited.stream_ranges(self.table.rows, self.link)
+            return {row.name: best.get(row.name) for row in self.table.rows}
+        lines = [self._search.line(row, row.name) for row in self.table.rows]
         best = {one.line.what: (_rate(one.end), _rate(one.start)) for one in lower_envelope(lines)}
         return {row.name: best.get(row.name) for row in self.table.rows}
+
+    def candidates(self, most: int = 10) -> list[Candidate]:
+        """The cuts that a reader would like to see beside the best, most remote first (see `candidates`)."""
+        return candidates_of(self._search, most)
 
     def to_builtins(self) -> dict[str, Any]:
         """Everything as plain values, for JSON. An infinite bandwidth becomes null."""
@@ -111,16 +165,20 @@ class Plan:
             "model": self.costs.model,
             "tiers": self.tiers,
             "link": self.link,
+            "links": self.links,
             "objective": self.objective,
             "limits": self.limits.as_text(),
             "row": self.row.name,
             "cut": self.cut,
+            "value": self.value,
             "seconds": self.seconds,
             "joules": self.joules,
             "bytes": self.bytes,
+            "memory": {"weights": self.memory.weight_bytes, "peak": self.memory.peak_bytes, "bytes": self.memory.bytes},
             "split": self.split,
             "certificate": self.certificate,
             "gain": self.gain,
+            "regret": None if math.isnan(self.regret) else self.regret,
             "ranges": ranges,
             "table": self.table,
         }
@@ -131,46 +189,62 @@ def plan(
     costs: Costs,
     links: Links,
     *,
-    objective: str = "latency",
+    objective: str | Mapping[str, float] = "latency",
     limits: Limits | Mapping[str, Any] | None = None,
     codecs: Iterable[str] | None = None,
 ) -> Plan:
-    """The cut of least latency from the first input byte to the last answer, and the table of cuts around it.
+    """The cut of least cost from the first input byte to the last answer, and the table of cuts around it.
 
-    `links` names the two tiers, as in
-    `{"device-cloud": {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "rtt_s": 0.04}}`.
-    UsageError where something cannot be read or is not known yet, InfeasibleLimits where no cut keeps the limits.
+    `links` names each pair of neighbouring tiers, as in
+    `{"device-cloud": {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "rtt_s": 0.04}}`; a rate may be a sequence (a
+    trace), and the first link may name its `radio`. `objective` is one of `OBJECTIVES`, or a weight for each of some.
+    Codecs that lose more on other samples than `max_loss` allows are left out (`confirm`). UsageError where something
+    cannot be read, InfeasibleLimits where no cut keeps the limits.
     """
-    if objective not in OBJECTIVES:
-        raise UsageError(f"objective {objective!r} is not supported; supported: {', '.join(OBJECTIVES)}")
-    search = Search.of(costs, links, as_limits(limits), codecs)
-    row, link = search.best, search.link
-    seconds = search.seconds(row)
-    local, remote = search.pure_s
-    bound = min(search.lower_bound, seconds)
+    wanted, kept = as_objective(objective), as_limits(limits)
+    made = _planned(costs, Search.of(costs, links, kept, codecs, wanted))
+    while kept.max_loss and (failed := unconfirmed(made.table.rows, costs, kept.max_loss)):
+        costs = without(costs, failed)
+        made = _planned(costs, Search.of(costs, links, kept, codecs, wanted))
+    return made
+
+
+def _planned(costs: Costs, search: Search) -> Plan:
+    """The answer to one question; whether its codecs hold on other samples is not asked here."""
+    row = search.best
+    value, seconds = search.value(row), search.seconds(row)
+    local, remote = search.pure
+    bound = min(search.lower_bound, value)
     return Plan(
         costs=costs,
-        tiers=(search.problem.device, search.problem.remote),
-        link=link,
+        tiers=search.chain.tiers,
+        links=search.links,
         limits=search.limits,
         codecs=search.codecs,
-        objective=objective,
-        cut={search.problem.device: row.device, search.problem.remote: row.remote},
+        objective=search.objective.name,
+        cut=search.problem.cut(search.solution.tier_of),
+        value=value,
         seconds=seconds,
-        joules=row.device_joules,
-        bytes=row.up_bytes + row.down_bytes,
-        split={
-            "device": row.device_s,
-            "encode": row.encode_s,
-            "link": words.link_s(row, link),
-            "decode": row.decode_s,
-            "remote": row.remote_s,
-        },
-        certificate=Certificate(bound, (seconds - bound) / seconds if seconds else 0.0, local, remote),
-        gain=search.better_pure_s / seconds if search.better_pure_s and seconds else None,
+        joules=search.joules(row),
+        bytes=bytes_of(row),
+        split=_split(row, search.link),
+        certificate=Certificate(bound, (value - bound) / value if value else 0.0, local, remote),
+        gain=search.better_pure / value if search.better_pure and value else None,
         _best=row,
         _search=search,
     )
+
+
+def _split(row: Row, link: Link) -> dict[str, float]:
+    """Where the seconds go; encoding and decoding on any tier, all links, layers beyond the first link."""
+    encode_s, decode_s = (sum(getattr(hop, name) for hop in row.hops) for name in ("encode_s", "decode_s"))
+    return {
+        "device": row.device_s,
+        "encode": row.encode_s + encode_s,
+        "link": words.link_s(row, link) + row.beyond_s,
+        "decode": row.decode_s + decode_s,
+        "remote": row.remote_s - encode_s - decode_s,
+    }
 
 
 def _rate(x: float) -> float:

@@ -1,22 +1,137 @@
-"""Seconds of each layer on a device that is not here, from its profile's rates.
+"""Seconds of each layer on a device that is not here, from its profile; each with the interval it is believed in.
 
-A roofline per operator: the slower of its arithmetic (by the rate of its class) and its bytes (by the memory's
+A profile that was calibrated (`edgectl calibrate`) has a fit per family of operators, over their sizes. Where there is
+none, a roofline per operator: the slower of its arithmetic (by the rate of its class) and its bytes (by the memory's
 rate), plus the runtime's overhead. Never one FLOP/s figure: depthwise and dense convolutions differ by more than ten
-times. Figures are means of the published benchmarks behind the profiles; docs/device-profiles.md shows the error.
+times. docs/device-profiles.md shows the error of both.
 """
 
 from __future__ import annotations
 
-from edgesplit.profiles import DeviceProfile
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edgesplit.profiles import DeviceProfile, Fit, Interval
+from edgesplit_partitioner.features import FEATURES
+from edgesplit_partitioner.fit import Fitted, by_family
 from edgesplit_partitioner.graph import Layer, LayerGraph, OperatorClass, Work
 
 FUSIBLE_MAIN: frozenset[OperatorClass] = frozenset({"conv", "depthwise", "gemm"})
 """After one of these, the layer's elementwise operators work on what is still in the cache."""
+CLASS_SIZES: Final = ("elements", "elements")
+"""Columns of `class:...` fits: operations and bytes."""
+UNKNOWN_ERROR: Final = Interval(
+    low=0.4,
+    high=2.5,
+    coverage=0.9,
+    basis="assumption",
+    source="Rates that nobody has compared with a measurement: as far apart as runtimes on one board are.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds, and between what they are believed to lie (as often as the profile's intervals say, mostly 90 %)."""
+
+    seconds: float
+    low_s: float
+    high_s: float
+
+
+class Predictor:
+    """A profile, ready to be asked often."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+        self._error = profile.error or UNKNOWN_ERROR
+        self._fits: Mapping[str, Fitted] = _by_family(profile.fit) if profile.fit else {}
+
+    def layer_s(self, layer: Layer) -> float:
+        """The sum over the layer's operators; by rates, those fused into the main one cost only their arithmetic."""
+        return sum(part[0] for part in self._parts(layer))
+
+    def together(self, layers: Sequence[Layer]) -> Prediction:
+        """The sum over the layers. Errors of single operators are taken as independent, that of whole networks as
+        one: squares of the intervals' logarithms are added, the former weighted with their share of the time."""
+        parts = [part for layer in layers for part in self._parts(layer)]
+        total_s = sum(part[0] for part in parts) + self.uncached_s(layers)
+        if self.profile.fit is None or not total_s:
+            return Prediction(total_s, total_s * self._error.low, total_s * self._error.high)
+        whole = self.profile.fit.whole
+        below = math.hypot(math.log(whole.low), *(seconds / total_s * math.log(low) for seconds, low, _ in parts))
+        above = math.hypot(math.log(whole.high), *(seconds / total_s * math.log(high) for seconds, _, high in parts))
+        return Prediction(total_s, total_s * math.exp(-below), total_s * math.exp(above))
+
+    def uncached_s(self, layers: Sequence[Layer], together: Sequence[Layer] = ()) -> float:
+        """What it costs to fetch the layers' weights from memory in every run, where those of all that run `together`
+        (else of the layers themselves) are more than the caches keep."""
+        fit = self.profile.fit
+        if fit is None or sum(layer.weight_bytes for layer in together or layers) <= fit.cached_bytes:
+            return 0.0
+        return fit.uncached_s_per_byte * sum(layer.weight_bytes for layer in layers)
+
+    def slice(self, layers: Sequence[Layer], tensors: int = 2) -> Prediction:
+        """A slice of these layers run as one, `tensors` in and out together: what a run costs beyond its operators is
+        counted, which the sum of its layers leaves out."""
+        together = self.together(layers)
+        if self.profile.fit is None:
+            return together
+        around_s = self.profile.fit.run_s + max(tensors - 2, 0) * self.profile.fit.tensor_s
+        return Prediction(together.seconds + around_s, together.low_s + around_s, together.high_s + around_s)
+
+    def _parts(self, layer: Layer) -> list[tuple[float, float, float]]:
+        """Per operator: seconds, and the factors of its interval."""
+        parts = []
+        fused = False
+        for work in layer.work:
+            alone = self.profile.fit is not None or not (fused and work.operator == "elementwise")
+            rated = operator_s if alone else arithmetic_s
+            parts.append(
+                self._fitted(work) or (rated(work, self.profile), self._error.low, self._error.high),
+            )
+            fused = fused or work.operator in FUSIBLE_MAIN
+        return parts
+
+    def _fitted(self, work: Work) -> tuple[float, float, float] | None:
+        """Seconds and interval by the fit of the family, or else of the class; None where there is neither."""
+        fit = self.profile.fit
+        if fit is None or work.operator == "input":
+            return None
+        one, sizes = self._fits.get(work.family), work.sizes
+        if one is None:
+            if not (work.flops or work.bytes_moved):
+                return 0.0, 1.0, 1.0
+            one, sizes = self._fits.get(f"class:{work.operator}"), (work.flops, work.bytes_moved)
+        if one is None:
+            return None
+        return one.seconds(sizes) * fit.correction, min(one.low, 1.0), max(one.high, 1.0)
 
 
 def predict_layers(graph: LayerGraph, profile: DeviceProfile) -> dict[str, float]:
     """Seconds by layer on a device of this profile."""
-    return {layer.name: layer_s(layer, profile) for layer in graph.layers}
+    predictor = Predictor(profile)
+    return {
+        layer.name: predictor.layer_s(layer) + predictor.uncached_s((layer,), graph.layers) for layer in graph.layers
+    }
+
+
+def predict_intervals(graph: LayerGraph, profile: DeviceProfile) -> dict[str, Prediction]:
+    """The same with the interval of each layer."""
+    predictor = Predictor(profile)
+    return {layer.name: predictor.together((layer,)) for layer in graph.layers}
+
+
+def predicted_basis(graph: LayerGraph, profile: DeviceProfile) -> str:
+    """What costs say of predicted seconds: by which profile, and how sure the whole model's are."""
+    whole = Predictor(profile).together(graph.layers)
+    error = profile.fit.whole if profile.fit else profile.error or UNKNOWN_ERROR
+    if not whole.seconds:
+        return f"predicted: device profile {profile.name}"
+    low, high = whole.low_s / whole.seconds, whole.high_s / whole.seconds
+    sure = f"the truth is {low:.2f} to {high:.2f} times that, {error.coverage:.0%} sure"
+    return f"predicted: device profile {profile.name} ({sure})"
 
 
 def predict_joules(seconds: dict[str, float], profile: DeviceProfile) -> dict[str, float]:
@@ -25,20 +140,17 @@ def predict_joules(seconds: dict[str, float], profile: DeviceProfile) -> dict[st
 
 
 def layer_s(layer: Layer, profile: DeviceProfile) -> float:
-    """The sum over the layer's operators; those fused into the main one cost only their arithmetic."""
-    seconds = 0.0
-    fused = False
-    for work in layer.work:
-        if fused and work.operator == "elementwise":
-            seconds += arithmetic_s(work, profile)
-        else:
-            seconds += operator_s(work, profile)
-        fused = fused or work.operator in FUSIBLE_MAIN
-    return seconds
+    """Seconds of one layer."""
+    return Predictor(profile).layer_s(layer)
+
+
+def _by_family(fit: Fit) -> Mapping[str, Fitted]:
+    names = {**FEATURES, **{one.family: CLASS_SIZES for one in fit.operators if one.family.startswith("class:")}}
+    return by_family(fit.operators, names)
 
 
 def operator_s(work: Work, profile: DeviceProfile) -> float:
-    """One operator that is not fused into another."""
+    """One operator that is not fused into another, by rates."""
     overhead_s = profile.operator_overhead_s.value
     arithmetic, memory = arithmetic_s(work, profile), memory_s(work, profile)
     if work.operator == "input":  # decoding, then resizing and scaling: one after the other

@@ -33,12 +33,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     force_after: str = ""
     """Exactly this layer and all it depends on run on the device, the rest remotely."""
     fallback: Fallback = "warm"
-    """`none` leaves all-local out of the table unless it is best at some bandwidth."""
+    """`none` leaves all-local out of the table unless it is best at some bandwidth. `warm` keeps the weights of the
+    whole model on the device, and `memory_bytes` counts them."""
+    memory_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """At most so many on the device: weights and the peak of live tensors in the order of the costs."""
+    energy_joules: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """At most so many of the device per inference, on the planned link."""
+    deadline_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """At most so many seconds from the first input byte to the last answer, on the planned link."""
+    max_loss: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """At most so much output error: the losses of all codecs used add up. Without it only lossless codecs are."""
 
     def as_text(self) -> dict[str, str]:
         """Those that were set, as a plan's table carries them."""
         given = msgspec.to_builtins(self)
         return {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
+
+    @property
+    def needs_search(self) -> bool:
+        """Is there a limit that a minimum cut alone cannot keep?"""
+        sums = (self.memory_bytes, self.energy_joules, self.deadline_s, self.max_loss)
+        return any(most is not None for most in sums)
 
     @property
     def forced(self) -> bool:

@@ -8,29 +8,19 @@ The same model and cuts give the same bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import onnx
-from onnx import numpy_helper
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import INPUT_LAYER, InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan, Row
 from edgesplit.release import Slice, TensorSpec
-from edgesplit_partitioner import onnx_nodes
-from edgesplit_partitioner.chunks import Piece, padded, plain_runs, slice_file, weight_runs
+from edgesplit_partitioner.chunks import slice_file
 from edgesplit_partitioner.graph import Layer, LayerGraph
-from edgesplit_partitioner.onnx_model import PreparedModel
-
-GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
-INLINE_SHAPE_BYTES = 1024
-"""Whole numbers up to this size stay in the graph: they may be shapes, which onnxruntime wants before any weight."""
-INLINE_BYTES = 16
-"""Anything up to this size stays in the graph (scalars; Resize's four scales)."""
-_WHOLE_NUMBERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL})
+from edgesplit_partitioner.prepared import Boundary, PreparedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +70,6 @@ def cut_slices(
     """One slice per atom, in order. `graph` is the model's own, or the one that `with_input_layer` made with `spec`."""
     layers = {layer.name: layer for layer in graph.layers}
     shared = _shared_weights(graph)
-    stored = onnx_nodes.initializers(model.proto.graph)
     cut: list[CutSlice] = []
     for atom in atoms:
         members = [layers[name] for name in atom]
@@ -88,23 +77,12 @@ def cut_slices(
         if any(layer.name == INPUT_LAYER and not layer.nodes for layer in members):
             cut.append(_input_slice(members, boundary, spec))
             continue
-        pieces = _pieces(members, stored, shared)
-        runs = weight_runs(pieces.values())
-        proto = _slice_proto(model, members, boundary, pieces)
-        number = 1 + sum(one.slice.format == "onnx" for one in cut)
-        cut.append(_onnx_slice(_slice_name(number, atom), members, boundary, proto, runs))
+        number = 1 + sum(one.slice.format != "input" for one in cut)
+        cut.append(_model_slice(model, _slice_name(number, atom), members, boundary, shared))
     return cut
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundary:
-    """What a slice takes and gives."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-def _boundary(graph: LayerGraph, members: Sequence[Layer]) -> _Boundary:
+def _boundary(graph: LayerGraph, members: Sequence[Layer]) -> Boundary:
     inside = {layer.name for layer in members}
     written = dict.fromkeys(tensor for layer in members for tensor in layer.writes)
     taken = dict.fromkeys(tensor for layer in members for tensor in layer.reads if tensor not in written)
@@ -114,29 +92,33 @@ def _boundary(graph: LayerGraph, members: Sequence[Layer]) -> _Boundary:
     def spec(name: str) -> TensorSpec:
         return TensorSpec(name, graph.tensors[name].datatype, graph.tensors[name].shape)
 
-    return _Boundary(tuple(map(spec, taken)), tuple(spec(name) for name in written if name in wanted))
+    return Boundary(tuple(map(spec, taken)), tuple(spec(name) for name in written if name in wanted))
 
 
-def _input_slice(members: Sequence[Layer], boundary: _Boundary, spec: InputSpec | None) -> CutSlice:
+def _input_slice(members: Sequence[Layer], boundary: Boundary, spec: InputSpec | None) -> CutSlice:
     if spec is None or len(members) != 1:
         raise UsageError("the input layer is a slice of its own, and needs its input spec")
     return CutSlice(Slice(INPUT_LAYER, "input", (INPUT_LAYER,), boundary.inputs, boundary.outputs), {})
 
 
-def _onnx_slice(
-    name: str, members: Sequence[Layer], boundary: _Boundary, proto: onnx.ModelProto, weights: list[bytes]
+def _model_slice(
+    model: PreparedModel, name: str, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
 ) -> CutSlice:
-    graph_bytes = proto.SerializeToString(deterministic=True)
-    contents = {GRAPH: graph_bytes}
-    listed = [slice_file("graph.onnx", plain_runs(graph_bytes))]
-    if weights:
-        contents[WEIGHTS] = b"".join(weights)
-        listed.append(slice_file("weights.bin", weights))
+    contents = model.slice_files(members, boundary, shared)
+    listed = [slice_file(file, runs) for file, runs in contents.items()]
     for file in listed:
         if file.bytes > LIMITS.slice_bytes:
             raise ModelRefused(f"the slice {name} has {file.bytes} bytes of {file.name}, at most {LIMITS.slice_bytes}")
-    layers = tuple(layer.name for layer in members)
-    return CutSlice(Slice(name, "onnx", layers, boundary.inputs, boundary.outputs, tuple(listed)), contents)
+    described = Slice(
+        name=name,
+        format=model.format,
+        layers=tuple(layer.name for layer in members),
+        inputs=boundary.inputs,
+        outputs=boundary.outputs,
+        files=tuple(listed),
+        kernels=model.kernels,
+    )
+    return CutSlice(described, {file: b"".join(runs) for file, runs in contents.items()})
 
 
 def _slice_name(number: int, atom: Sequence[str]) -> str:
@@ -153,80 +135,6 @@ def _shared_weights(graph: LayerGraph) -> set[str]:
         shared.update(seen.intersection(layer.weights))
         seen.update(layer.weights)
     return shared
-
-
-def _pieces(members: Sequence[Layer], stored: Mapping[str, onnx.TensorProto], shared: set[str]) -> dict[str, Piece]:
-    """The weights that go into the weights file, in the order of their first use."""
-    pieces: dict[str, Piece] = {}
-    for layer in members:
-        for name in layer.weights:
-            data = None if name in pieces else _external_bytes(stored[name])
-            if data:
-                pieces[name] = Piece("" if name in shared else layer.name, data)
-    return pieces
-
-
-def _external_bytes(tensor: onnx.TensorProto) -> bytes | None:
-    """The tensor's bytes as the weights file holds them, or None if it stays in the graph."""
-    if tensor.data_type == onnx.TensorProto.STRING:
-        return None
-    size = onnx_nodes.tensor_bytes(tensor)
-    if size <= INLINE_BYTES or (tensor.data_type in _WHOLE_NUMBERS and size < INLINE_SHAPE_BYTES):
-        return None
-    if tensor.HasField("raw_data"):
-        return tensor.raw_data
-    if tensor.data_type not in onnx_nodes.DATATYPES:
-        return None
-    return numpy_helper.to_array(tensor).tobytes()
-
-
-def _slice_proto(
-    model: PreparedModel, members: Sequence[Layer], boundary: _Boundary, pieces: Mapping[str, Piece]
-) -> onnx.ModelProto:
-    """The ONNX model of one slice; its larger weights lie in the weights file beside it."""
-    source = model.proto
-    stored = onnx_nodes.initializers(source.graph)
-    cut = onnx.ModelProto(ir_version=source.ir_version, producer_name="edgesplit")
-    cut.graph.name = "slice"
-    cut.graph.node.extend(source.graph.node[place] for place in _places(members))
-    cut.graph.input.extend(_value_info(one) for one in boundary.inputs)
-    cut.graph.output.extend(_value_info(one) for one in boundary.outputs)
-    offset = 0
-    for name, piece in pieces.items():
-        cut.graph.initializer.append(_pointer(stored[name], offset, len(piece.data)))
-        offset += len(padded(piece.data))
-    used = dict.fromkeys(name for layer in members for name in layer.weights)
-    cut.graph.initializer.extend(stored[name] for name in used if name not in pieces)
-    read = {name for node in cut.graph.node for name in onnx_nodes.reads(node)}
-    cut.graph.sparse_initializer.extend(one for one in source.graph.sparse_initializer if one.values.name in read)
-    cut.functions.extend(source.functions)
-    domains = onnx_nodes.domains(cut.graph) | {node.domain for one in source.functions for node in one.node}
-    cut.opset_import.extend(
-        one for one in source.opset_import if ("" if one.domain == "ai.onnx" else one.domain) in domains
-    )
-    return cut
-
-
-def _places(members: Sequence[Layer]) -> list[int]:
-    """Positions of the layers' nodes, each once, in the model's order."""
-    return sorted({place for layer in members for place in layer.nodes})
-
-
-def _pointer(tensor: onnx.TensorProto, offset: int, length: int) -> onnx.TensorProto:
-    pointer = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    pointer.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", WEIGHTS), ("offset", str(offset)), ("length", str(length))):
-        pointer.external_data.add(key=key, value=value)
-    return pointer
-
-
-_ONNX_TYPES = {name: number for number, name in onnx_nodes.DATATYPES.items()}
-
-
-def _value_info(one: TensorSpec) -> onnx.ValueInfoProto:
-    """The tensor's declaration; without a shape where a length depends on the data."""
-    shape = None if -1 in one.shape else one.shape
-    return onnx.helper.make_tensor_value_info(one.name, _ONNX_TYPES[one.datatype], shape)
 
 
 def chunk_bytes(slices: Iterable[CutSlice]) -> dict[str, bytes]:

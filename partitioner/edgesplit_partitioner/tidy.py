@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx
 
 from edgesplit_partitioner import onnx_nodes
+from edgesplit_partitioner.grouping import topological
 
 
 def tidy(model: onnx.ModelProto, outputs: list[str]) -> None:
@@ -68,7 +69,7 @@ def _live_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         if place not in live:
             live.add(place)
             pending.extend(needs[place])
-    order = onnx_nodes.topological({place: needs[place] for place in sorted(live)})
+    order = topological({place: needs[place] for place in sorted(live)})
     copies = []
     for place in order:
         copy = onnx.NodeProto()

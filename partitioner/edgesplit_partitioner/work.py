@@ -12,7 +12,8 @@ from math import prod
 
 import onnx
 
-from edgesplit.inputs import InputSpec
+from edgesplit.inputs import PCM16_BYTES, InputSpec
+from edgesplit_partitioner.features import described
 from edgesplit_partitioner.graph import OperatorClass, Work
 
 ShapeOf = Callable[[str], tuple[int, ...] | None]
@@ -103,12 +104,16 @@ class Lookup:
 
 def work_of(node: onnx.NodeProto, shape: ShapeOf, itemsize: Bytes, is_weight: IsWeight) -> Work:
     """The work of `node`. `shape` gives a tensor's shape (weights too) or None, `itemsize` the bytes of one element."""
-    return _work(node, Lookup(shape, itemsize, is_weight))
+    known = Lookup(shape, itemsize, is_weight)
+    return described(_work(node, known), node, known)
 
 
 def input_work(spec: InputSpec) -> Work:
     """The work of the input layer: `flops` counts the pixels to decode, `bytes_moved` what resizing and
-    normalising move after that (8-bit planes once, float planes written, scaled and rearranged)."""
+    normalising move after that (8-bit planes once, float planes written, scaled and rearranged). Sound is not
+    decoded: 16-bit samples are read, floats written and scaled."""
+    if spec.is_sound:
+        return Work("input", 0.0, float((PCM16_BYTES + 3 * 4) * spec.samples))
     pixels = spec.width * spec.height
     values = prod(spec.shape)
     float_bytes = 0 if spec.datatype == "UINT8" else 4 * values

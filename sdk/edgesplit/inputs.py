@@ -1,8 +1,10 @@
-"""The input spec: how what a camera gives becomes the first tensor. The first layer, on whichever tier it runs.
+"""The input spec: how what a camera or microphone gives becomes the first tensor. The first layer, on whichever tier.
 
-Spelled `image/jpeg WIDTHxHEIGHT [qQUALITY] [rgb|bgr|gray] [nchw|nhwc] [scale=S] [mean=A,B,C] [std=A,B,C] [uint8]`.
+Pictures: `image/jpeg WIDTHxHEIGHT [qQUALITY] [rgb|bgr|gray] [nchw|nhwc] [scale=S] [mean=A,B,C] [std=A,B,C] [uint8]`.
 WIDTHxHEIGHT is what the camera sends; the tensor's size comes from the model. value = (pixel * scale - mean) / std.
-Both tiers run this same code, so a frame decodes to the same tensor wherever the cut lies.
+Sound: `audio/pcm16 RATE [SAMPLES] [scale=S]`: one channel of signed 16-bit little-endian samples, as in `audio/pcm16
+16k`. A frame is SAMPLES of them, as many as the model takes where it is not said; value = sample * scale, 1/32768
+where it is not said. Both tiers run this same code, so a frame decodes to the same tensor wherever the cut lies.
 """
 
 from __future__ import annotations
@@ -20,9 +22,16 @@ from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
 
 FRAME = "frame"
-"""Name of the tensor (UINT8, [-1]) that holds an encoded picture."""
+"""Name of the tensor (UINT8, [-1]) that holds an encoded picture, or a stretch of sound."""
 INPUT_LAYER = "input"
 """Name of the layer, and of the slice, that turns `frame` into the model's first tensor."""
+
+JPEG = "image/jpeg"
+PCM16 = "audio/pcm16"
+PCM16_BYTES = 2
+"""Of one sample."""
+PCM16_SCALE = 1 / 32768
+"""Full scale becomes 1."""
 
 _MODES: dict[str, str] = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 
@@ -30,10 +39,10 @@ _MODES: dict[str, str] = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What arrives and how it is prepared."""
 
-    media: Literal["image/jpeg"] = "image/jpeg"
-    width: int
+    media: Literal["image/jpeg", "audio/pcm16"] = "image/jpeg"
+    width: int = 0
     """Of the frame as it travels, pixels."""
-    height: int
+    height: int = 0
     quality: int = 85
     """JPEG quality that the frame's size is priced at where no samples are given."""
     colour: Literal["rgb", "bgr", "gray"] = "rgb"
@@ -46,6 +55,17 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The model's input that this feeds; filled in when the model is pushed."""
     tensor_width: int = 0
     tensor_height: int = 0
+    rate_hz: int = 0
+    """Of the sound, for people and plans; it is not resampled."""
+    samples: int = 0
+    """Of sound in one frame; the model's input has as many values."""
+    rank: int = 2
+    """Dimensions of a tensor of sound: all of length 1 but the last."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Frames are sound, not pictures."""
+        return self.media == PCM16
 
     @property
     def channels(self) -> int:
@@ -55,6 +75,8 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the prepared tensor, batch of one."""
+        if self.is_sound:
+            return (*(1,) * (self.rank - 1), self.samples)
         height, width = self.tensor_height, self.tensor_width
         return (1, self.channels, height, width) if self.layout == "nchw" else (1, height, width, self.channels)
 
@@ -62,19 +84,40 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def parse_input_spec(text: str) -> InputSpec:
     """The spec that `text` spells (see the module's text for the grammar); UsageError names the word that is wrong."""
     words = text.split()
-    if not words or words[0] != "image/jpeg":
+    if not words or words[0] not in (JPEG, PCM16):
         raise UsageError(
-            f"input spec {text[:80]!r}: it begins with image/jpeg, as in 'image/jpeg 640x480 q85 rgb scale=1/255'"
+            f"input spec {text[:80]!r}: it begins with {JPEG} or {PCM16},"
+            f" as in '{JPEG} 640x480 q85 rgb scale=1/255' or '{PCM16} 16k'"
         )
-    fields: dict[str, object] = {}
-    for word in words[1:]:
+    fields: dict[str, object] = {"media": words[0]}
+    if words[0] == PCM16:
+        fields["scale"] = PCM16_SCALE
+        fields.update(_sound_fields(words[1:], text))
+    for word in words[1:] if words[0] == JPEG else ():
         fields.update(_field(word, text))
-    if "width" not in fields:
+    if words[0] == JPEG and "width" not in fields:
         raise UsageError(f"input spec {text[:80]!r}: the frame's size is missing, as in 640x480")
     try:
         return msgspec.convert(fields, InputSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"input spec {text[:80]!r}: {error}") from error
+
+
+def _sound_fields(words: list[str], text: str) -> dict[str, object]:
+    """What the words after `audio/pcm16` set: the rate, then the samples of a frame, and the scale."""
+    rate = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(k?)(?:hz)?", words[0].lower()) if words else None
+    rate_hz = round(float(rate[1]) * (1000 if rate[2] else 1)) if rate else 0
+    if not 1000 <= rate_hz <= 768_000:
+        raise UsageError(f"input spec {text[:80]!r}: the rate is missing or out of range, as in 16k or 44100")
+    fields: dict[str, object] = {"rate_hz": rate_hz}
+    for word in words[1:]:
+        if re.fullmatch(r"\d{1,9}", word) and 0 < PCM16_BYTES * int(word) <= LIMITS.frame_bytes:
+            fields["samples"] = int(word)
+        elif word.startswith("scale="):
+            fields["scale"] = _number(word.removeprefix("scale="), text)
+        else:
+            raise UsageError(f"input spec {text[:80]!r}: cannot read {word!r}")
+    return fields
 
 
 def _field(word: str, text: str) -> dict[str, object]:
@@ -109,9 +152,12 @@ def _number(part: str, text: str) -> float:
 
 
 def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
-    """The first tensor, of shape `spec.shape`; UsageError where the bytes are no picture of bounded size."""
+    """The first tensor, of shape `spec.shape`; UsageError where the bytes are no picture of bounded size, or not
+    as much sound as the spec says."""
     if len(frame) > LIMITS.frame_bytes:
         raise UsageError(f"frame of {len(frame)} bytes, at most {LIMITS.frame_bytes}")
+    if spec.is_sound:
+        return _sound(spec, frame)
     try:
         with Image.open(io.BytesIO(frame), formats=("JPEG",)) as picture:
             if picture.width * picture.height > LIMITS.frame_pixels:
@@ -122,6 +168,16 @@ def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generi
     if pixels.size != (spec.tensor_width, spec.tensor_height):
         pixels = pixels.resize((spec.tensor_width, spec.tensor_height), Image.Resampling.BILINEAR)
     return _normalise(spec, np.asarray(pixels))
+
+
+def _sound(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
+    """Samples times the scale, in float32 as every tier computes it."""
+    if len(frame) != PCM16_BYTES * spec.samples:
+        raise UsageError(
+            f"the frame has {len(frame)} bytes; {spec.samples} samples of 16 bits are {PCM16_BYTES * spec.samples}"
+        )
+    samples = np.frombuffer(frame, dtype="<i2").astype(np.float32)
+    return (samples * np.float32(spec.scale)).reshape(spec.shape)
 
 
 def _normalise(spec: InputSpec, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.generic]:

@@ -15,7 +15,8 @@ class Limits:
     metadata_bytes: int = 5_000_000
     chunk_bytes: int = 131_072
     window_chunks: int = 16
-    slice_bytes: int = 2 * 2**30
+    slice_bytes: int = 16 * 2**30
+    """Of one file of a slice."""
     slices: int = 1_000
     rows: int = 64
     http_header_bytes: int = 32_768

@@ -7,7 +7,7 @@ All times are seconds, all sizes bytes, all rates bytes per second.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -25,6 +25,30 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     down_bytes_per_s: float
     rtt_s: float
     name: str = ""
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a row does at a further link, beyond the first: who is there, what crosses and what it takes."""
+
+    tier: str
+    """The tier beyond this link."""
+    remote: tuple[str, ...] = ()
+    """Slices that run beyond this link, in execution order, those beyond the next included."""
+    sends: tuple[str, ...] = ()
+    receives: tuple[str, ...] = ()
+    codecs: dict[str, str] = {}
+    compress: bool = False
+    encode_s: float = 0.0
+    """On the tier before this link."""
+    up_bytes: int = 0
+    down_bytes: int = 0
+    decode_s: float = 0.0
+    """On the tier beyond it."""
+    seconds: float = 0.0
+    """Of the layers on the tier beyond it, those further out not included."""
+    up_s: float = 0.0
+    """That the bytes take up the link, as planned."""
+    down_s: float = 0.0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +71,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Outputs that come back."""
     codecs: dict[str, str] = {}
     """Codec per sent tensor; one left out travels `raw`."""
+    loss: float = 0.0
+    """End-to-end output error of all its codecs, as they were chosen by one half of the samples; 0 is lossless."""
+    confirmed_loss: float | None = None
+    """The same on the other half."""
     compress: bool = False
     """The request's body is compressed with zstd."""
     device_s: float = 0.0
@@ -55,12 +83,33 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     down_bytes: int = 0
     decode_s: float = 0.0
     remote_s: float = 0.0
+    """On all tiers beyond the first link, encoding and decoding for further links included."""
     device_joules: float | None = None
+    """Of the device's layers; encoding, waiting and radio are not in it (see `energy_j`)."""
+    beyond_s: float = 0.0
+    """Seconds on further links, as planned; 0 with two tiers."""
+    hops: tuple[Hop, ...] = ()
+    """Further links that the row crosses, outwards; `remote` holds the slices of all tiers beyond the first link."""
 
     @property
     def is_local(self) -> bool:
         """Nothing crosses: the device answers alone."""
         return not self.remote
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the device draws, reduced to what the energy of a row needs."""
+
+    idle_watts: float = 0.0
+    """While it waits for the link and for others."""
+    busy_watts: float = 0.0
+    """While it encodes."""
+    radio_watts: float = 0.0
+    """Of the radio while bytes move, whatever their rate."""
+    up_joules_per_byte: float = 0.0
+    down_joules_per_byte: float = 0.0
+    wake_joules: float = 0.0
+    """Promotion and tail of the radio, once per request that crosses the first link."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,6 +135,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the device's times come from: `measured` or `predicted`."""
     forced: str = ""
     """The row that the operator chose: while it is usable no other is taken. Empty: the fastest is."""
+    weights: dict[str, float] = {}
+    """What a row costs: so much per second of `latency`, per joule of device `energy`, per second of a stream's
+    slowest stage (`throughput`). Empty: latency alone."""
+    power: Power | None = None
+    """Needed where energy counts."""
+    regret: float = 0.0
+    """How much slower than the best cut the table may be, as a part of it, at the planned link and within the server
+    loads and device slow-downs that `factors` names. At load 1 and slow-down 1 it is 0 at every bandwidth."""
+    factors: dict[str, float] = {}
+    """Largest sampled `server_load` and `device_slowdown`. Empty: none was sampled."""
 
     def row(self, name: str) -> Row:
         """The row of that name; KeyError if there is none."""
@@ -132,13 +191,61 @@ def latency_s(row: Row, now: Conditions) -> float:
     """Seconds from input to answer by this row in today's conditions (after Neurosurgeon, ASPLOS 2017, section 5)."""
     on_device_s = (row.device_s + row.encode_s) * now.device_slowdown
     remotely_s = (row.decode_s + row.remote_s) * now.server_load
-    return on_device_s + link_s(row, now.link) + remotely_s
+    return on_device_s + link_s(row, now.link) + row.beyond_s + remotely_s
 
 
-def best(rows: Iterable[Row], now: Conditions) -> Row | None:
-    """The fastest usable row, ties to fewer bytes, then to the earlier row; None if no row is usable."""
+def energy_j(row: Row, now: Conditions, power: Power) -> float:
+    """Joules that the device spends on one inference by this row: its layers, encoding, waiting idle, and the radio.
+
+    Radio after Huang et al. (MobiSys 2012): a base power while bytes move, an energy per byte, promotion and tail.
+    """
+    busy_j = ((row.device_joules or 0.0) + power.busy_watts * row.encode_s) * now.device_slowdown
+    if row.is_local:
+        return busy_j
+    remotely_s = (row.decode_s + row.remote_s) * now.server_load
+    waiting_j = power.idle_watts * (link_s(row, now.link) + row.beyond_s + remotely_s)
+    moving_s = row.up_bytes / now.link.up_bytes_per_s + row.down_bytes / now.link.down_bytes_per_s
+    bytes_j = row.up_bytes * power.up_joules_per_byte + row.down_bytes * power.down_joules_per_byte
+    return busy_j + waiting_j + power.radio_watts * moving_s + bytes_j + power.wake_joules
+
+
+def slowest_s(row: Row, now: Conditions) -> float:
+    """Seconds per inference of a stream by this row: those of its slowest stage, all stages working at once.
+
+    A tier runs its layers, decodes what comes up to it and encodes what it sends on; a link carries bytes, each
+    direction for itself. Round trips are in no stage: they delay the first answer and not the next.
+    """
+    stages = [(row.device_s + row.encode_s) * now.device_slowdown]
+    if row.is_local:
+        return stages[0]
+    stages += [row.up_bytes / now.link.up_bytes_per_s, row.down_bytes / now.link.down_bytes_per_s]
+    further_s = sum(hop.encode_s + hop.decode_s + hop.seconds for hop in row.hops)
+    tiers = [row.decode_s + row.remote_s - further_s, *(hop.decode_s + hop.seconds for hop in row.hops)]
+    sending = [*(hop.encode_s for hop in row.hops), 0.0]
+    stages += [(here + onward) * now.server_load for here, onward in zip(tiers, sending, strict=True)]
+    return max(*stages, *(hop.up_s for hop in row.hops), *(hop.down_s for hop in row.hops))
+
+
+def cost(row: Row, now: Conditions, weights: Mapping[str, float], power: Power | None = None) -> float:
+    """What the plan wants least of: seconds by default, else the weighted sum of seconds and joules."""
+    if not weights:
+        return latency_s(row, now)
+    total = 0.0
+    if "latency" in weights:
+        total = weights["latency"] * latency_s(row, now)
+    if "energy" in weights:
+        total += weights["energy"] * energy_j(row, now, power or Power())
+    if "throughput" in weights:
+        total += weights["throughput"] * slowest_s(row, now)
+    return total
+
+
+def best(
+    rows: Iterable[Row], now: Conditions, weights: Mapping[str, float] | None = None, power: Power | None = None
+) -> Row | None:
+    """The usable row of least cost, ties to fewer bytes, then to the earlier row; None if no row is usable."""
     usable = [row for row in rows if row.is_local or now.remote_ok]
-    return min(usable, key=lambda row: (latency_s(row, now), row.up_bytes), default=None)
+    return min(usable, key=lambda row: (cost(row, now, weights or {}, power), row.up_bytes), default=None)
 
 
 def choose(plan: Plan, now: Conditions, current: str | None = None, hysteresis: Hysteresis | None = None) -> Row | None:
@@ -149,13 +256,18 @@ def choose(plan: Plan, now: Conditions, current: str | None = None, hysteresis: 
     forced = best((row for row in plan.rows if row.name == plan.forced), now) if plan.forced else None
     if forced is not None:
         return forced
-    winner = best(plan.rows, now)
+    winner = best(plan.rows, now, plan.weights, plan.power)
     if winner is None or current is None or winner.name == current:
         return winner
     held = next((row for row in plan.rows if row.name == current and (row.is_local or now.remote_ok)), None)
     if held is None:
         return winner
     margin = hysteresis or Hysteresis()
-    held_s, winner_s = latency_s(held, now), latency_s(winner, now)
-    worth_it = winner_s < held_s * margin.ratio and held_s - winner_s > margin.gain_s
-    return winner if worth_it or math.isinf(held_s) else held
+    held_cost, winner_cost = (cost(row, now, plan.weights, plan.power) for row in (held, winner))
+    worth_it = winner_cost < held_cost * margin.ratio and held_cost - winner_cost > _least_gain(plan, margin)
+    return winner if worth_it or math.isinf(held_cost) else held
+
+
+def _least_gain(plan: Plan, margin: Hysteresis) -> float:
+    """`gain_s` as a cost. Where only joules count there is no such floor: the ratio decides."""
+    return margin.gain_s * plan.weights.get("latency", 0.0) if plan.weights else margin.gain_s

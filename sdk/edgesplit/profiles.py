@@ -22,7 +22,8 @@ from edgesplit.errors import UsageError
 FORMAT = "edgesplit.device-profile/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9+_-]{0,62}")
 """No dots: a class name stands between dots in the names of remote models."""
-MAX_BYTES = 65_536
+MAX_BYTES = 262_144
+"""A calibrated profile holds some nine hundred measured points."""
 SHIPPED = "edgesplit_device_profiles"
 
 UNITS = {
@@ -53,6 +54,66 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     basis: Basis
     source: Annotated[str, msgspec.Meta(min_length=12)]
     """What document and table, with its date; the formula, where it is derived; the reasoning, where it is assumed."""
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Between which factors of a prediction the truth lies."""
+
+    low: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    high: Annotated[float, msgspec.Meta(ge=1)]
+    coverage: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    """How often it does."""
+    basis: Basis
+    source: Annotated[str, msgspec.Meta(min_length=12)]
+
+
+class OperatorFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of one family of operators over its sizes: a plane through the logarithms, bent towards measured points.
+
+    With z = (log(size) - centre) / scale by column, log(seconds) = trend . (1, z) + sum over the points p of
+    bends[p] * m(|z - z(points[p])| / width), m(d) = (1 + sqrt(3) d) exp(-sqrt(3) d) (Matern 3/2).
+    """
+
+    family: str
+    """As in `edgesplit_partitioner.features`; `class:conv` and the like serve operators without a family."""
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    lowest: tuple[float, ...]
+    """Sizes below are taken for this one."""
+    highest: tuple[float, ...]
+    """Sizes beyond are taken for this one, and the seconds grow in proportion where the work does."""
+    trend: tuple[float, ...]
+    width: float = 1.0
+    points: tuple[tuple[float, ...], ...] = ()
+    """Sizes, column by column."""
+    bends: tuple[float, ...] = ()
+    low: Annotated[float, msgspec.Meta(gt=0)]
+    """5 % of the points, each left out of the fit in turn, took less than this factor of their prediction."""
+    high: Annotated[float, msgspec.Meta(gt=0)]
+    """5 % took more."""
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `edgectl calibrate` found on one machine. Plain numbers; nothing in it is ever run."""
+
+    runtime: str
+    """Engine and version, as in `onnxruntime 1.31.1`."""
+    machine: str
+    taken: str
+    """Date."""
+    run_s: Annotated[float, msgspec.Meta(ge=0)]
+    """Of one run of a slice, on top of its operators."""
+    tensor_s: Annotated[float, msgspec.Meta(ge=0)]
+    """Of each input and output of a slice beyond the first ones."""
+    correction: Annotated[float, msgspec.Meta(gt=0)]
+    """What small whole networks took, relative to the sum over their operators; predictions are multiplied by it."""
+    cached_bytes: Annotated[float, msgspec.Meta(ge=0)]
+    """Weights beyond so many do not stay in the caches from one run to the next."""
+    uncached_s_per_byte: Annotated[float, msgspec.Meta(ge=0)]
+    """What each byte of weights then costs more."""
+    whole: Interval
+    """Of whole networks and slices of many operators."""
+    operators: tuple[OperatorFit, ...]
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +154,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_watts: Figure
     active_watts: Figure
     """Of the whole board, while all `threads` compute."""
+    error: Interval | None = None
+    """Of predictions from the rates above. Left out: nobody has compared them with anything."""
+    fit: Fit | None = None
+    """Seconds are predicted from it where it is there, and from the rates where it knows nothing of an operator."""
 
     def named_figures(self) -> dict[str, Figure]:
         """Every figure by its field's name, the rates first."""
@@ -119,10 +184,10 @@ def list_profiles() -> list[str]:
 
 
 def load_profile(name: str | Path) -> DeviceProfile:
-    """The shipped profile of that name, or the one in a YAML file of the user's own (a path: it has a '/' or ends
-    with .yaml or .yml). UsageError lists near names, or says what the file lacks."""
+    """The shipped profile of that name, or the one in a file of the user's own (a path: it has a '/' or ends with
+    .yaml, .yml or .json). UsageError lists near names, or says what the file lacks."""
     text = str(name)
-    if isinstance(name, Path) or "/" in text or text.endswith((".yaml", ".yml")):
+    if isinstance(name, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json")):
         return _from_file(Path(text))
     if text not in list_profiles():
         raise UsageError(_unknown(text))
@@ -136,14 +201,22 @@ def parse_profile(text: str, origin: str) -> DeviceProfile:
     if len(text) > MAX_BYTES:
         raise UsageError(f"device profile {origin}: larger than {MAX_BYTES} bytes")
     try:
-        fields: Any = yaml.safe_load(text)
+        fields: Any = _json(text) or yaml.safe_load(text)
         profile = msgspec.convert(fields, DeviceProfile, strict=False)  # YAML 1.1 reads 24e9 as text
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"device profile {origin}: not YAML: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"device profile {origin}: {error} (the schema is in docs/device-profiles.md)") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"device profile {origin}: neither YAML nor JSON: {error}") from error
     _check(profile, origin)
     return profile
+
+
+def _json(text: str) -> Any:
+    """What the text spells as JSON, which reads a calibrated profile's numbers a hundred times faster; else None."""
+    try:
+        return msgspec.json.decode(text) if text.lstrip().startswith("{") else None
+    except (msgspec.DecodeError, UnicodeError):
+        return None
 
 
 def _check(profile: DeviceProfile, origin: str) -> None:
@@ -155,6 +228,30 @@ def _check(profile: DeviceProfile, origin: str) -> None:
             raise UsageError(f"device profile {origin}: {name} is not a finite number")
     if profile.active_watts.value < profile.idle_watts.value:
         raise UsageError(f"device profile {origin}: active_watts is below idle_watts")
+    ranges = [one for one in (profile.error, profile.fit.whole if profile.fit else None) if one is not None]
+    if not all(math.isfinite(one.high) for one in ranges):
+        raise UsageError(f"device profile {origin}: an interval has no end")
+    if profile.fit is None:
+        return
+    fit = profile.fit
+    if not all(
+        map(math.isfinite, (fit.run_s, fit.tensor_s, fit.correction, fit.cached_bytes, fit.uncached_s_per_byte))
+    ):
+        raise UsageError(f"device profile {origin}: the fit has numbers that cannot be")
+    for one in profile.fit.operators:
+        _check_fit(one, origin)
+
+
+def _check_fit(one: OperatorFit, origin: str) -> None:
+    """Columns of one length, points with a bend each, and finite numbers only."""
+    columns = len(one.centre)
+    lengths = {len(values) for values in (one.scale, one.lowest, one.highest, *one.points)} | {len(one.trend) - 1}
+    if (lengths - {columns}) or len(one.points) != len(one.bends):
+        raise UsageError(f"device profile {origin}: the fit of {one.family[:40]!r} does not hang together")
+    numbers = [*one.centre, *one.scale, *one.lowest, *one.highest, *one.trend, one.width, *one.bends, one.low, one.high]
+    numbers += [value for point in one.points for value in point]
+    if not all(map(math.isfinite, numbers)) or min((*one.scale, one.width)) <= 0:
+        raise UsageError(f"device profile {origin}: the fit of {one.family[:40]!r} has numbers that cannot be")
 
 
 def _from_file(path: Path) -> DeviceProfile:

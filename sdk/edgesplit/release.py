@@ -18,7 +18,9 @@ from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan
 
 FORMAT: Final = "edgesplit.release/1"
-SliceFormat = Literal["input", "onnx"]
+SliceFormat = Literal["input", "onnx", "tflite"]
+FileName = Literal["graph.onnx", "weights.bin", "model.tflite"]
+Kernels = Literal["default", "plain", "edgetpu"]
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +33,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SliceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of a slice: its chunks in order, and the digest of the whole."""
 
-    name: Literal["graph.onnx", "weights.bin"]
+    name: FileName
     bytes: int
     sha256: str
     chunks: tuple[Chunk, ...]
@@ -57,11 +59,23 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     files: tuple[SliceFile, ...] = ()
+    kernels: Kernels = "default"
+    """`plain`: without the engine's default delegate (XNNPACK), which refuses the model these layers are cut from;
+    each slice alone it might take, and compute other bits than the whole. `edgetpu`: compiled, runs there only."""
 
     @property
     def bytes(self) -> int:
         """Size of all files of this slice."""
         return sum(file.bytes for file in self.files)
+
+
+class Compiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One slice compiled for an accelerator that does what all of `covers` do, its twins on the CPU."""
+
+    slice: Slice
+    device_class: str
+    """Whose devices have that accelerator."""
+    covers: tuple[str, ...]
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,17 +104,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     plans: dict[str, Plan]
     """By device class."""
     golden: tuple[Golden, ...] = ()
+    compiled: tuple[Compiled, ...] = ()
+    """In no row: whoever can run one runs it in place of the slices that it covers."""
+
+    @property
+    def every_slice(self) -> tuple[Slice, ...]:
+        """Compiled ones too."""
+        return (*self.slices, *(one.slice for one in self.compiled))
 
     def slice(self, name: str) -> Slice:
         """The slice of that name; KeyError if there is none."""
-        for one in self.slices:
+        for one in self.every_slice:
             if one.name == name:
                 return one
         raise KeyError(name)
 
     def chunks(self, slice_names: set[str] | None = None) -> dict[str, int]:
         """Size by digest of every chunk of the named slices (all of them by default), each once."""
-        wanted = [one for one in self.slices if slice_names is None or one.name in slice_names]
+        wanted = [one for one in self.every_slice if slice_names is None or one.name in slice_names]
         return {chunk.sha256: chunk.bytes for one in wanted for file in one.files for chunk in file.chunks}
 
 
@@ -164,9 +185,12 @@ def decode_manifest(raw: bytes) -> Manifest:
 def _check(manifest: Manifest) -> None:
     """Names, sizes and references hang together."""
     known = [names.slice_name(one.name) for one in manifest.slices]
-    if len(set(known)) != len(known) or len(known) > LIMITS.slices:
+    every = [*known, *(names.slice_name(one.slice.name) for one in manifest.compiled)]
+    if len(set(every)) != len(every) or len(every) > LIMITS.slices:
         raise MalformedMessage("manifest: slice names repeat, or too many slices")
-    for one in manifest.slices:
+    if any(not one.covers or not set(one.covers) <= set(known) for one in manifest.compiled):
+        raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
+    for one in manifest.every_slice:
         for file in one.files:
             _check_file(one.name, file)
     for plan in manifest.plans.values():

@@ -89,7 +89,7 @@ def write_release(
     manifest = verify_manifest(raw_manifest, proof, bootstrap_root)
     if release_digest(raw_manifest) != names.sha256_hex(digest):
         raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
-    wanted = [_slice_of(manifest, name) for name in only] if only is not None else list(manifest.slices)
+    wanted = [_slice_of(manifest, name) for name in only] if only is not None else list(manifest.every_slice)
     try:
         release = open_release(folder, digest, bootstrap_root)
     except TrustError:

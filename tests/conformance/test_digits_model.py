@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edgesplit.inputs import FRAME, parse_input_spec, prepare
@@ -30,3 +32,15 @@ def test_digits_cut_after_every_layer_equal_the_whole(tmp_path: Path) -> None:
         feeds = {FRAME: np.frombuffer(frame, np.uint8)}
         live = tiny.run_chain(tmp_path / str(count), model, slices, feeds, spec)
         assert tiny.same_bits(live, whole), names[:count][-1:]
+
+
+def test_digits_tflite_twin_is_right_on_the_same_frames() -> None:
+    """The TFLite twin takes no frame for another digit than the ONNX model does, and the script makes that file."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        from evaluate import mistakes
+        from to_tflite import to_tflite
+    finally:
+        sys.path.remove(str(FOLDER))
+    assert to_tflite(onnx.load(FOLDER / "digits.onnx")) == (FOLDER / "digits.tflite").read_bytes()
+    assert mistakes(FOLDER / "digits.tflite", FOLDER / "frames") == mistakes(FOLDER / "digits.onnx", FOLDER / "frames")

@@ -54,3 +54,26 @@ def test_cut_reference_model_answers_like_the_whole(name: str, tmp_path: Path) -
     for output, values in wanted.items():
         scale = max(float(np.abs(values).max()), 1e-30)
         assert float(np.abs(whole[output].astype(np.float64) - values).max()) <= TOLERANCE * scale, output
+
+
+def test_a_model_inside_an_if_is_cut_once_its_rate_is_bound(tmp_path: Path) -> None:
+    """Silero's 8 and 16 kHz networks are the branches of one If: bound to one rate, the other is gone, and what is left
+    is cut bit for bit."""
+    file = FOLDER / "hostile" / "silero_vad_if.onnx"
+    if not file.exists():
+        pytest.skip(f"no reference models at {FOLDER}; set EDGESPLIT_MODELS to their folder")
+    with np.load(FOLDER / "ref" / "silero_vad_if.onnx__noise.npz") as stored:
+        feeds = {key.removeprefix("in:"): stored[key] for key in stored.files if key.startswith("in:")}
+        wanted = {key.removeprefix("out:"): stored[key] for key in stored.files if key.startswith("out:")}
+    length = feeds["input"].shape[1]
+    bindings = {"input:0": 1, "input:1": length, "state:1": 1, "sr": int(feeds.pop("sr"))}
+    model = prepare_model(file.read_bytes(), bindings)
+    assert len(model.graph.layers) > 20
+    whole = tiny.run_whole(model.raw, feeds)
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    sets = [tiny.closed_set(model.graph, rng) for _ in range(4)]
+    slices = cut_slices(model, model.graph, atoms(model.graph, sets), None)
+    assert tiny.same_bits(tiny.run_chain(tmp_path, model, slices, feeds), whole)
+    for output, values in wanted.items():
+        assert float(np.abs(whole[output] - values).max()) <= TOLERANCE * float(np.abs(values).max())

@@ -11,8 +11,9 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from edgesplit import codecs
 from edgesplit_offload.server import OffloadServer
-from handmade_release import CUT, DIGEST, MID, REMOTE, HandmadeRelease
+from handmade_release import CODEC, CUT, DIGEST, MID, REMOTE, HandmadeRelease
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,15 @@ def test_model_metadata_and_configuration(client: triton.InferenceServerClient) 
     assert config["name"] == CUT
     assert config["max_batch_size"] == 0
     assert config["input"] == [{"name": "mid", "data_type": "TYPE_FP32", "dims": [1, 4]}]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_eight_bits_travel_as_ordinary_tensors(client: triton.InferenceServerClient, binary: bool) -> None:
+    """A row's codec needs nothing that Triton's client does not have: the metadata says what to send."""
+    sent = codecs.encode("mid", MID, "int8")
+    told = client.get_model_metadata(CODEC)["inputs"]
+    inputs = [tensor(one["name"], sent[one["name"]], one["datatype"], binary_data=binary) for one in told]
+    np.testing.assert_allclose(client.infer(CODEC, inputs).as_numpy("out"), 2 * MID, atol=8 / 255)
 
 
 @pytest.mark.parametrize("binary_in", [True, False])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 
 from edgesplit.inputs import InputSpec, prepare
 from edgesplit_cli.demo.whole import WholeModel
-from harness import Agent, Cloud, eventually, frame_input, frames
+from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +127,33 @@ def test_a_second_start_finds_everything_again_and_a_device_without_network_serv
     cloud.start()
     assert (cloud.json("model", "list"), cloud.json("deployments")) == before
     eventually("pi4 is online again", lambda: cloud.json("device", "show", "pi4")["state"] == "online")
+
+
+def test_an_allowed_loss_makes_eight_bits_travel_and_answers_stay(
+    cloud: Cloud, digits: WholeModel, device: Agent
+) -> None:
+    """Codecs measured on samples, chosen and confirmed, signed into the row, run on both sides: fewer bytes, same
+    digits, and the plan says what it may lose."""
+    cloud.edgectl("profile", "digits", "--samples", str(DIGITS / "frames"), "--lossless")
+    shown = frames(20)
+
+    def deployed(*options: str) -> tuple[dict[str, Any], list[Any]]:
+        forced = ("--partition", "narrow1.conv", "--to", "pi4", "--wait", "60")
+        (plan,) = cloud.json("deploy", "digits", *forced, *options)["plans"]
+        helped = [eventually("the cloud's help", lambda j=jpeg: _helped(device, j)) for jpeg, _ in shown]
+        return plan["rows"][0], helped
+
+    raw, lossless = deployed()
+    row, lossy = deployed("--allow-loss", "2%")
+
+    assert not set(raw.get("codecs", {}).values()) & {"int8", "fp16"} and "loss" not in raw
+    assert set(row["codecs"].values()) & {"int8", "fp16"}
+    assert 0 < row["loss"] <= 0.02 and 0 <= row["confirmed_loss"] <= 0.02
+    sent, sent_lossy = ([one.report.up_bytes for one in answers] for answers in (lossless, lossy))
+    assert all(few < many for few, many in zip(sent_lossy, sent, strict=True))
+    right, right_lossy = (
+        sum(int(one.outputs["probabilities"].argmax()) == label for one, (_, label) in zip(answers, shown, strict=True))
+        for answers in (lossless, lossy)
+    )
+    assert abs(right - right_lossy) <= 1 and right >= 18
+    assert {one.report.row for one in lossy} == {row["name"]}

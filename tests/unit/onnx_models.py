@@ -20,7 +20,8 @@ from edgesplit.runtime import execute
 from edgesplit.runtime.load import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.onnx_model import PreparedModel, prepare_model
+from edgesplit_partitioner.onnx_model import prepare_model
+from edgesplit_partitioner.prepared import PreparedModel
 from edgesplit_partitioner.slicing import CutSlice
 
 Array = npt.NDArray[Any]

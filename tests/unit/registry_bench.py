@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,13 @@ def a_model(seed: int = 0, batch: int | str = 1) -> bytes:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
     raw: bytes = model.SerializeToString()
     return raw
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    """Arrays as an archive."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
 
 
 class Bench:

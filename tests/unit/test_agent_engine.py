@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from agent_world import CUT, DIGEST, EXPECTED, INPUT, LOCAL, REMOTE, X, active, manifest, programs, world
-from edgesplit import oip
+from agent_world import CUT, DIGEST, EXPECTED, INPUT, LOCAL, REMOTE, H, X, active, manifest, programs, world
+from edgesplit import codecs, oip
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, NotFound, TrustError, UsageError
 from edgesplit.plan import Row
 from edgesplit.release import Chunk, Golden
@@ -49,6 +49,38 @@ def test_a_compressed_body_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed and not answer.report.fallback and np.array_equal(answer.outputs["y"], EXPECTED)
 
 
+@pytest.mark.parametrize(("codec", "datatype"), [("fp16", "float16"), ("int8", "uint8")])
+def test_a_lossy_row_sends_what_its_codec_makes(codec: str, datatype: str) -> None:
+    """The cloud gets the encoded tensor; a local tail would go on from the tensor as it was."""
+    lossy = msgspec.structs.replace(CUT, codecs={"h": codec})
+    got: list[dict[str, np.ndarray]] = []
+
+    def undo(request: object) -> object:
+        if not request.path.endswith("/infer"):  # type: ignore[attr-defined]
+            return inner(request)  # type: ignore[arg-type]
+        asked = oip.decode_request(request.body, oip.header_length(request.headers))  # type: ignore[attr-defined]
+        got.append(dict(asked.inputs))
+        tensors = codecs.decode_all(asked.inputs, [H], lossy.codecs)
+        body, length = oip.encode_request(oip.InferRequest(tensors, id=asked.id))
+        object.__setattr__(request, "body", b"".join(body))
+        request.headers[oip.HEADER_LENGTH] = str(length)  # type: ignore[attr-defined]
+        return inner(request)  # type: ignore[arg-type]
+
+    with world(lossy) as (engine, cloud, _):
+        inner = cloud._handle
+        cloud.server._handler = undo  # type: ignore[assignment]
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+
+    assert got[0]["h"].dtype == datatype
+    assert answer.report.row == "cut-1" and np.allclose(answer.outputs["y"], EXPECTED, atol=2 * 4 / 255)
+
+
+def test_a_row_with_a_codec_of_a_later_day_is_no_row_here() -> None:
+    """The agent leaves out what it could not encode, and keeps the rest."""
+    later = msgspec.structs.replace(CUT, codecs={"h": "int4"})
+    assert [row.name for row in plan_for(manifest(LOCAL, later), "pi4").rows] == ["local"]
+
+
 def test_the_plan_decides_by_todays_conditions() -> None:
     """With the plan's link the cut is best; where the cloud is gone only the local row counts."""
     with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.001)) as (engine, cloud, _):
@@ -82,7 +114,7 @@ def test_a_leaking_row_sends_nothing_even_if_it_was_chosen() -> None:
 
 def test_only_this_classs_slices_are_needed() -> None:
     """What no row runs on the device is neither fetched nor loaded."""
-    assert device_slices(plan_for(manifest(CUT, REMOTE), "pi4")) == {"a"}
+    assert device_slices(plan_for(manifest(CUT, REMOTE), "pi4"), manifest(CUT, REMOTE)) == {"a"}
 
 
 @pytest.mark.parametrize(

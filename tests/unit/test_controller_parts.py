@@ -8,11 +8,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError
@@ -27,10 +28,12 @@ from edgesplit_controller.refusals import Conflict, Forbidden, unknown
 from edgesplit_controller.registry import LoadedModel, Registry
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 from edgesplit_controller.up import offload_arguments
-from edgesplit_partitioner.costs import TensorCost
+from edgesplit_partitioner.costs import CodecCost, TensorCost
+from edgesplit_partitioner.loss import CodecLoss
 from edgesplit_partitioner.measure import Samples
+from edgesplit_partitioner.measure_codecs import CodecMeasure, CodecMeasures
 from edgesplit_partitioner.trace import LayerTime
-from unit.registry_bench import Bench, a_model
+from unit.registry_bench import Bench, a_model, npz
 
 PATIENCE_S = 30.0
 
@@ -266,6 +269,7 @@ class CountingMeasure:
     """Invents measurements and counts how often it was asked."""
 
     asked: list[str] = field(default_factory=list)
+    slices_asked: list[list[Sequence[str]]] = field(default_factory=list)
 
     def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
         self.asked.append("layers")
@@ -275,6 +279,38 @@ class CountingMeasure:
         self.asked.append(f"{len(samples)} samples")
         sizes = {name: TensorCost(bytes=tensor.bytes) for name, tensor in loaded.graph.tensors.items()}
         return Samples(tensors=sizes, frame_bytes=0, count=len(samples), basis="invented")
+
+    def slices(self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]) -> float:
+        self.slices_asked.append([*groups])
+        return 0.5
+
+    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasures:
+        self.asked.append(f"codecs on {len(samples)} samples, labels {list(labels)}")
+        lost = CodecLoss(error=0.001, changed=0.0)
+        cost = CodecCost(bytes=5, encode_s={"cloud": 0.0}, decode_s={"cloud": 0.0}, loss=0.001, confirmed_loss=0.001)
+        one = CodecMeasure(cost=cost, packed=cost, chosen=lost, confirmed=lost)
+        return CodecMeasures({name: {"int8": one} for name in loaded.graph.tensors}, len(samples))
+
+
+def test_a_plan_counts_what_its_slices_take_whole_measured_once_per_table(tmp_path: Path) -> None:
+    """This machine's seconds are those of the chosen slices; asked again, nothing is measured again."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    costs = planning.costs(model, "raspberrypi4")
+    wish = Wish(partition="cloud")
+
+    first = planning.plan(model, "raspberrypi4", parse_link("lte"), wish)
+    assert len(measure.slices_asked) == 1
+    assert first.row.remote_s == pytest.approx(0.5 * sum(layer.seconds["cloud"] for layer in costs.layers))
+
+    again = planning.plan(model, "raspberrypi4", parse_link("lte"), wish)
+    assert again == first and len(measure.slices_asked) == 1
+    assert "slices measured whole" in planning.describe(model, "raspberrypi4", "lte", wish)["basis"]["cloud"]
+
+    planning.profile(model)
+    planning.plan(model, "raspberrypi4", parse_link("lte"), wish)
+    assert len(measure.slices_asked) == 2
 
 
 def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path: Path) -> None:
@@ -295,3 +331,30 @@ def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path
 
     assert {layer["name"] for layer in again.profile(model)["layers"]} == {"conv", "pool", "flatten", "classify"}
     assert measure.asked == ["layers", "0 samples", "layers", "0 samples"]
+
+
+def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_path: Path) -> None:
+    """Once, on two samples at least; again when a label comes. A plan without an allowance stays lossless."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model = bench.push(a_model())
+    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    lossy = Wish(limits={"max_loss": 0.005})
+    archives = [npz(image=np.full((1, 3, 16, 16), value, np.float32)) for value in range(2)]
+    bench.registry.add_samples(model, tensors=archives[:1])
+    planning.plan(model, "raspberrypi4", parse_link("3g"), lossy)
+    bench.registry.add_samples(model, tensors=archives[1:])
+    planning.plan(model, "raspberrypi4", parse_link("3g"), Wish())
+    assert not [asked for asked in measure.asked if "codecs" in asked]
+
+    made = planning.plan(model, "raspberrypi4", parse_link("3g"), lossy)
+    planning.plan(model, "raspberrypi4", parse_link("lte"), lossy)
+    assert [asked for asked in measure.asked if "codecs" in asked] == ["codecs on 2 samples, labels [None, None]"]
+    used = {codec for row in made.table.rows for codec in row.codecs.values()}
+    assert used <= {"raw", "int8"} and made.limits.max_loss == 0.005
+    lossless = planning.plan(model, "raspberrypi4", parse_link("3g"), Wish())
+    assert not {codec for row in lossless.table.rows for codec in row.codecs.values()} - {"raw"}
+
+    bench.registry.add_samples(model, tensors=archives, labels={archives[0]: 1})
+    told = planning.profile(model, codecs=True)["codecs"]
+    assert measure.asked[-1] == "codecs on 2 samples, labels [1, None]"
+    assert {one["codec"] for one in told} == {"int8"} and all(one["confirmed_loss"] == 0.001 for one in told)

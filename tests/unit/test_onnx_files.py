@@ -172,3 +172,33 @@ def test_binding_is_named_when_it_is_what_does_not_fit() -> None:
     )
     with pytest.raises(ModelRefused, match=r"with --bind n=3: .*"):
         prepare_model(raw, {"n": 3})
+
+
+def test_a_whole_number_that_is_bound_decides_its_branch() -> None:
+    """An input bound to a value is no input any more, and of an If on it only the branch taken is left to cut."""
+    node = helper.make_node
+    then = helper.make_graph(
+        [node("Exp", ["x"], ["e"]), node("Neg", ["e"], ["t"])], "then", [], [tiny.value("t", None)]
+    )
+    other = helper.make_graph([node("Reshape", ["x", "eight"], ["o"])], "else", [], [tiny.value("o", None)])
+    raw = tiny.build(
+        [
+            node("Equal", ["rate", "known"], ["fast"], name="fast"),
+            node("If", ["fast"], ["chosen"], name="choice", then_branch=then, else_branch=other),
+            node("Tanh", ["chosen"], ["y"], name="y"),
+        ],
+        [tiny.value("x", ["n"]), tiny.value("rate", [], TensorProto.INT64)],
+        [tiny.value("y", None)],
+        [tiny.scalar("known", 16000, np.int64), tiny.ints("eight", 2, 4)],
+    )
+    with pytest.raises(ModelRefused, match=r"--bind rate=VALUE"):
+        prepare_model(raw, {"n": 6})
+    model = prepare_model(raw, {"n": 6, "rate": 16000})
+    assert [one.name for one in model.inputs] == ["x"]
+    assert [model.proto.graph.node[place].op_type for layer in model.graph.layers for place in layer.nodes] == [
+        "Exp",
+        "Neg",
+        "Tanh",
+    ]
+    with pytest.raises(UsageError, match="no such dimension"):
+        prepare_model(raw, {"n": 6, "speed": 3})

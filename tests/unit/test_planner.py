@@ -258,7 +258,10 @@ def test_two_of_three_tiers() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"objective": "energy"}, "supported: latency"),
+        ({"objective": "speed"}, "supported: latency"),
+        ({"objective": {}}, "above 0"),
+        ({"objective": {"latency": -1.0}}, "at least 0"),
+        ({"objective": {"latency": 1.0, "throughput": 1.0}}, "cannot be weighed"),
         ({"codecs": ("int8",)}, "supported: raw, raw\\+zstd"),
         ({"codecs": ()}, "supported"),
         ({"limits": {"kep_first": 1}}, "kep_first"),

@@ -102,7 +102,7 @@ def test_exploring_finds_every_line_by_asking_2k_minus_1_times() -> None:
     some = lines((0, 16), (1, 8), (2.5, 4), (5, 2), (9, 0))
     asked = []
 
-    def lowest(x: float) -> Line[int]:
+    def lowest(x: float, *near: Line[int]) -> Line[int]:
         asked.append(x)
         return min(some, key=lambda line: (line.at(x), line.b))
 

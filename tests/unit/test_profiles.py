@@ -12,6 +12,7 @@ from edgesplit.errors import UsageError
 from edgesplit.profiles import NAME, SHIPPED, list_profiles, load_profile, parse_profile
 
 PROMISED = ["generic-x86", "jetson-nano", "raspberrypi3b+", "raspberrypi4"]
+PROMISED += ["raspberrypi5", "jetson-orin-nano", "coral-usb-rpi4"]
 
 
 def text_with(**changes: object) -> str:
@@ -22,7 +23,7 @@ def text_with(**changes: object) -> str:
 
 
 def test_the_promised_profiles_ship() -> None:
-    """The four device classes of the demo are there, by the names that users type."""
+    """The device classes of the demo and of issue 3 are there, by the names that users type."""
     assert set(PROMISED) <= set(list_profiles())
 
 
@@ -113,6 +114,8 @@ FIGURE = {"value": 1.0, "basis": "assumption", "source": "because it is an examp
         ({"name": "my.board"}, "not a name"),
         ({"name": "../board"}, "not a name"),
         ({"threads": 0}, "threads"),
+        ({"error": {**FIGURE, "low": 0.5, "high": 0.9, "coverage": 0.9}}, "error"),
+        ({"fit": {"operators": []}}, "fit"),
         ({"turbo": True}, "turbo"),
         ({"format": "edgesplit.device-profile/9"}, "format"),
     ],
@@ -123,8 +126,59 @@ def test_what_is_wrong_is_named(changes: dict[str, object], said: str) -> None:
         parse_profile(text_with(**changes), "mine.yaml")
 
 
+FIT = {
+    "runtime": "onnxruntime",
+    "machine": "mine",
+    "taken": "2026-11-21",
+    "run_s": 1e-6,
+    "tensor_s": 0.0,
+    "correction": 1.0,
+    "cached_bytes": 1e6,
+    "uncached_s_per_byte": 0.0,
+    "whole": {"low": 0.9, "high": 1.1, "coverage": 0.9, "basis": "measured", "source": "because it is an example"},
+}
+LINE = {
+    "family": "Relu",
+    "centre": [5.0],
+    "scale": [1.0],
+    "lowest": [1.0],
+    "highest": [9.0],
+    "trend": [-9.0, 1.0],
+    "points": [[3.0]],
+    "bends": [0.1],
+    "low": 0.9,
+    "high": 1.1,
+}
+
+
+def test_a_calibrated_profile_carries_its_fit() -> None:
+    """Plain numbers, checked for hanging together, never run."""
+    profile = parse_profile(text_with(fit={**FIT, "operators": [LINE]}), "mine")
+
+    assert profile.fit is not None and profile.fit.operators[0].points == ((3.0,),)
+
+
 @pytest.mark.parametrize(
-    "text", ["", "- 1\n", "{", "!!python/object/apply:os.system ['true']", "a: &a [*a]", "x" * 70_000, "[" * 5_000]
+    ("changes", "said"),
+    [
+        ({"trend": [1.0]}, "hang together"),
+        ({"points": [[1.0, 2.0]]}, "hang together"),
+        ({"bends": []}, "hang together"),
+        ({"scale": [0.0]}, "cannot be"),
+        ({"trend": [float("nan"), 1.0]}, "cannot be"),
+        ({"width": 0.0}, "cannot be"),
+        ({"low": -1.0}, "low"),
+        ({"code": "import os"}, "code"),
+    ],
+)
+def test_a_fit_that_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
+    """Whoever wrote the file: columns of one length, a bend per point, finite numbers, and nothing else."""
+    with pytest.raises(UsageError, match=said):
+        parse_profile(text_with(fit={**FIT, "operators": [{**LINE, **changes}]}), "mine")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "- 1\n", "{", "!!python/object/apply:os.system ['true']", "a: &a [*a]", "x" * 270_000, "[" * 5_000]
 )
 def test_what_is_no_profile_is_refused(text: str) -> None:
     """Other YAML, broken YAML, YAML that would run code, and files without end are refused, never executed."""

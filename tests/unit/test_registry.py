@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from edgesplit_controller.golden import golden_pairs
 from edgesplit_controller.refusals import Conflict
 from edgesplit_controller.registry import SAMPLES
 from edgesplit_partitioner.measure import stand_in_frame
-from unit.registry_bench import Bench, a_model
+from unit.registry_bench import Bench, a_model, npz
 
 SPEC = "image/jpeg 64x48 rgb nchw scale=1/255"
 
@@ -23,13 +22,6 @@ SPEC = "image/jpeg 64x48 rgb nchw scale=1/255"
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-def npz(**arrays: np.ndarray) -> bytes:
-    """Arrays as an archive."""
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    return file.getvalue()
 
 
 def test_a_model_is_its_content(bench: Bench) -> None:
@@ -102,6 +94,18 @@ def test_samples_are_checked_and_bounded(bench: Bench) -> None:
             bench.registry.add_samples(model, [frame] if frame else [], [archive] if archive else [])
     with pytest.raises(Conflict):
         bench.registry.add_samples(pictures, frames=[stand_in_frame(spec, seed) for seed in range(10, 11 + SAMPLES)])
+
+
+def test_labels_stay_with_their_samples(bench: Bench) -> None:
+    """A class may be told with a sample or later; one that was never told is None."""
+    pictures = bench.push(a_model(), input_text=SPEC)
+    spec = bench.registry.load(pictures).spec
+    assert spec is not None
+    one, other, third = (stand_in_frame(spec, seed) for seed in range(3))
+    bench.registry.add_samples(pictures, frames=[one, other], labels={one: 7})
+    assert bench.registry.labels(pictures) == [7, None]
+    bench.registry.add_samples(pictures, frames=[other, third], labels={other: 3})
+    assert bench.registry.labels(pictures) == [7, 3, None] and bench.registry.labels(pictures, 1) == [7]
 
 
 def test_golden_inputs_are_what_the_whole_model_answers(bench: Bench) -> None:

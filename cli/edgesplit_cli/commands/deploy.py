@@ -10,7 +10,8 @@ import click
 
 from edgesplit.errors import DeadlineExceeded
 from edgesplit_cli.api import Api
-from edgesplit_cli.commands.plan import limit_options, limits_of
+from edgesplit_cli.commands.limits import limit_options, limits_of
+from edgesplit_cli.planned import loss_told
 from edgesplit_cli.show import console, json_option, print_json, table
 
 
@@ -36,14 +37,15 @@ from edgesplit_cli.show import console, json_option, print_json, table
 @click.pass_obj
 def deploy(
     data: Path,
+    /,
     model: str,
     partition: str,
     targets: tuple[str, ...],
-    keep_raw_input: bool,
-    keep_first: int,
+    objective: str | dict[str, float],
     codecs: str | None,
     wait_s: float,
     as_json: bool,
+    **limits: Any,
 ) -> None:
     """Split MODEL for each target, sign it as one release, and tell the devices to run it."""
     api = Api.of(data)
@@ -51,7 +53,8 @@ def deploy(
         "model": model,
         "partition": partition,
         "to": list(targets),
-        "limits": limits_of(keep_raw_input, keep_first),
+        "limits": limits_of(**limits),
+        "objective": objective,
     }
     if codecs:
         body["codecs"] = codecs.split(",")
@@ -69,6 +72,9 @@ def deploy(
             for row in plan["rows"]
         )
         console().print(f"  {plan['device_class']}: {rows}", soft_wrap=True)
+        for row in plan["rows"]:
+            if told := loss_told(row):
+                console().print(f"    {row['name']}: {told}")
     if not wait_s:
         console().print("Devices fetch it now: `edgectl device list` shows who runs what.")
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import base64
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
+import msgspec
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from edgesplit.errors import UsageError
+from edgesplit.inputs import InputSpec
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, json_option, ms, print_json, size, table
+from edgesplit_cli.show import console, json_option, ms, print_json, share, size, table
 
 PICTURES = {".jpg", ".jpeg"}
+TENSORS = {".npz"}
+SOUNDS = {".wav", ".pcm", ".raw"}
+LABELS = "labels.json"
+CODEC_COLUMNS = (
+    "tensor", "codec", ">raw", ">encoded", ">+zstd", ">encode ms", ">decode ms", ">loss", ">confirmed", ">accuracy"
+)  # fmt: skip
 MOST_SAMPLES = 32
 
 
@@ -23,22 +35,33 @@ def model() -> None:
 
 
 @model.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
 @click.option("--name", required=True, help="Name to store it under; each new content becomes a new version.")
 @click.option(
-    "--input", "input_spec", default=None, help="What arrives, as in 'image/jpeg 640x480 q85 rgb nchw scale=1/255'."
+    "--input",
+    "input_spec",
+    default=None,
+    help="What arrives, as in 'image/jpeg 640x480 q85 rgb nchw scale=1/255' or 'audio/pcm16 16k'.",
 )
-@click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="Fix a dynamic dimension, as in batch=1.")
+@click.option(
+    "--bind",
+    "bindings",
+    multiple=True,
+    metavar="DIM=N",
+    help="Fix a dynamic dimension, as in batch=1, or the value of an input that is one whole number, as in sr=16000.",
+)
 @json_option
 @click.pass_obj
 def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tuple[str, ...], as_json: bool) -> None:
-    """Check a model file and store it as NAME@VERSION."""
+    """Check a model (.onnx, .tflite) and store it as NAME@VERSION.
+
+    FILE may be a folder that holds one model; weights that lie beside an .onnx go with it.
+    """
     api = Api.of(data)
-    total = file.stat().st_size
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with (
+        _as_pushed(file) as (opened, total),
         Progress(*columns, console=None, disable=as_json or total < 8 << 20, transient=True) as bar,
-        file.open("rb") as opened,
     ):
         task = bar.add_task(f"pushing {file.name}", total=total)
         stored = api.upload(
@@ -55,6 +78,21 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
         return
     fate = "stored" if stored.get("created", True) else "already there, unchanged:"
     click.echo(f"{fate} {stored['model']}  sha256 {stored['sha256'][:16]}…  {_count(stored['layers'])} layers")
+
+
+@contextmanager
+def _as_pushed(place: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """What is sent for a model, and its size: the file, or the bundle of it and the data files beside it."""
+    from edgesplit_partitioner import bundle
+
+    file = bundle.model_in(place)
+    data = bundle.data_files(file)
+    with tempfile.TemporaryFile() if data else file.open("rb") as opened:
+        if data:
+            bundle.write(file, data, opened)
+        total = opened.seek(0, os.SEEK_END)
+        opened.seek(0)
+        yield opened, total
 
 
 @model.command("list")
@@ -106,20 +144,23 @@ def show(data: Path, reference: str, as_json: bool) -> None:
     "--samples",
     type=click.Path(exists=True, path_type=Path),
     default=None,
-    help="A JPEG, or a folder of them, as real input.",
+    help="A JPEG (or .npz of tensors), or a folder of them, as real input: also measures what lossy codecs do to the"
+    " answers. labels.json beside them (class by file name) adds accuracy.",
 )
+@click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
     "--on", "where", type=click.Choice(["local"]), default="local", help="Where to measure: the controller's machine."
 )
 @json_option
 @click.pass_obj
-def profile(data: Path, reference: str, samples: Path | None, where: str, as_json: bool) -> None:
+def profile(data: Path, reference: str, samples: Path | None, lossless: bool, where: str, as_json: bool) -> None:
     """Measure a model layer by layer on this machine, by the runtime's own profile."""
     api = Api.of(data)
     if samples is not None:
         send_samples(api, reference, samples)
     with console().status(f"measuring {reference} on {where}"):
-        measured = api.post(f"/v1/models/{reference}/profile", {"on": where})
+        asked = {"on": where, "codecs": samples is not None and not lossless}
+        measured = api.post(f"/v1/models/{reference}/profile", asked)
     if as_json:
         print_json(measured)
         return
@@ -135,19 +176,60 @@ def profile(data: Path, reference: str, samples: Path | None, where: str, as_jso
         )
     )
     console().print(f"sum of medians {ms(sum(layer['median_s'] for layer in measured['layers']))} ms")
+    if measured.get("codecs"):
+        console().print(table(CODEC_COLUMNS, map(_codec_row, measured["codecs"]), title="lossy codecs, zstd besides"))
+
+
+def _codec_row(one: dict[str, Any]) -> tuple[str, ...]:
+    accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%} ({one['accuracy_raw']:.1%} raw)"
+    sizes = size(one["raw_bytes"]), size(one["bytes"]), size(one["zstd_bytes"])
+    times = ms(one["encode_s"]), ms(one["decode_s"])
+    return (one["tensor"], one["codec"], *sizes, *times, share(one["loss"]), share(one["confirmed_loss"]), accuracy)
 
 
 def send_samples(api: Api, reference: str, samples: Path) -> int:
-    """Store pictures as the model's samples; returns how many."""
+    """Store pictures or tensors as the model's samples, with their labels; returns how many."""
+    kinds = PICTURES | TENSORS | SOUNDS
     files = (
-        sorted(path for path in samples.iterdir() if path.suffix.lower() in PICTURES) if samples.is_dir() else [samples]
+        sorted(path for path in samples.iterdir() if path.suffix.lower() in kinds) if samples.is_dir() else [samples]
     )
     if not files:
-        raise UsageError(f"no JPEG in {samples}")
+        raise UsageError(f"no JPEG, no sound and no .npz in {samples}")
+    if files[0].suffix.lower() in SOUNDS:
+        return _send_sound(api, reference, samples)
+    labels = labels_in(files[0].parent)
     chosen = files[:: max(1, len(files) // MOST_SAMPLES)][:MOST_SAMPLES]
-    body = {"samples": [{"frame": base64.b64encode(path.read_bytes()).decode()} for path in chosen]}
-    api.post(f"/v1/models/{reference}/samples", body)
+    api.post(f"/v1/models/{reference}/samples", {"samples": [_sample(path, labels) for path in chosen]})
     return len(chosen)
+
+
+def _send_sound(api: Api, reference: str, samples: Path) -> int:
+    """The same for recordings, cut into frames as the model's input spec says."""
+    from edgesplit_cli.local_model import read_samples
+
+    spec = msgspec.convert(api.get(f"/v1/models/{reference}")["input_spec"], InputSpec | None)
+    if spec is None or not spec.is_sound:
+        raise UsageError(f"{reference} does not take sound: it was pushed without an audio/pcm16 input spec")
+    frames = [frame for frame in read_samples(samples, spec, MOST_SAMPLES) if isinstance(frame, bytes)]
+    body = {"samples": [{"frame": base64.b64encode(frame).decode()} for frame in frames]}
+    api.post(f"/v1/models/{reference}/samples", body)
+    return len(frames)
+
+
+def _sample(path: Path, labels: Mapping[str, int]) -> dict[str, Any]:
+    kind = "frame" if path.suffix.lower() in PICTURES else "tensors"
+    label = {"label": labels[path.name]} if path.name in labels else {}
+    return {kind: base64.b64encode(path.read_bytes()).decode(), **label}
+
+
+def labels_in(folder: Path) -> dict[str, int]:
+    """Class by file name, from the folder's labels.json; none where there is no such file."""
+    try:
+        return msgspec.json.decode((folder / LABELS).read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f'{folder / LABELS}: {error}; it should be classes by file name, {{"a.jpg": 3}}') from error
 
 
 def _count(layers: Any) -> int:

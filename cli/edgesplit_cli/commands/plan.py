@@ -1,160 +1,212 @@
-"""`edgectl plan`: where each layer would run, what that costs, and from which bandwidth on that changes."""
+"""`edgectl plan`: where each layer would run, what that costs, why, and from which bandwidth on that changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
+import msgspec
 
-from edgesplit.links import parse_link
+from edgesplit.errors import UsageError
+from edgesplit.plan import Link
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, json_option, ms, print_json, rate, size, table
+from edgesplit_cli.commands.limits import limit_options, limits_of
+from edgesplit_cli.local_costs import measured_costs
+from edgesplit_cli.local_model import is_file, open_model
+from edgesplit_cli.planned import print_plan
+from edgesplit_cli.quantities import LINK, TIER
+from edgesplit_cli.show import console, json_option, print_json
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from edgesplit_partitioner import Costs
 
-
-def limit_options(command: F) -> F:
-    """The options that limit where layers may run and how tensors may travel."""
-    for option in (
-        click.option(
-            "--codecs",
-            default=None,
-            metavar="LIST",
-            help="Allowed codecs, as in raw or raw,raw+zstd. [default: all lossless]",
-        ),
-        click.option(
-            "--keep-first",
-            type=click.IntRange(0),
-            default=0,
-            metavar="N",
-            help="The first N layers stay on the device.",
-        ),
-        click.option(
-            "--keep-raw-input", is_flag=True, help="The raw input (frame or decoded picture) never leaves the device."
-        ),
-    ):
-        command = option(command)
-    return command
+Tiers = Sequence[tuple[str, str, Link]]
 
 
-def limits_of(keep_raw_input: bool, keep_first: int) -> dict[str, Any]:
-    """The side limits as the planner takes them; those not in force are left out."""
-    return ({"keep_raw_input": True} if keep_raw_input else {}) | ({"keep_first": keep_first} if keep_first else {})
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where costs come from."""
+
+    what: str
+    device: str | None
+    tiers: Tiers
+    input_text: str | None
+    bindings: tuple[str, ...]
+    samples: Path | None
+    lossy: bool
+    quiet: bool
 
 
 @click.command()
-@click.argument("what", metavar="MODEL|COSTS.json")
-@click.option("--device", default=None, help="Device profile (see `edgectl profiles`); needed for a MODEL.")
+@click.argument("what", metavar="MODEL|FILE|COSTS.json")
+@click.option("--device", default=None, help="Device profile, by name (see `edgectl profiles`) or file.")
 @click.option(
     "--link",
-    "link_text",
+    type=LINK,
     default="wifi",
     show_default=True,
-    help="wifi, lte, 3g, or UP/RTT or UP/DOWN/RTT as in 8mbit/40ms.",
+    help="Link to the cloud: wifi, lte, 3g, or UP/RTT or UP/DOWN/RTT as in 8mbit/40ms.",
+)
+@click.option(
+    "--tier",
+    "tiers",
+    type=TIER,
+    multiple=True,
+    metavar="NAME=PROFILE@LINK",
+    help="A tier between device and cloud, with its device profile and the link that reaches it, as in "
+    "edge=jetson-nano@100mbit/2ms; several from the device outwards. NAME@LINK for one that a costs file knows.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="The device's uplink as it was recorded, in mahimahi's format: for --objective p95, and for the true mean.",
+)
+@click.option(
+    "--radio",
+    type=click.Choice(["auto", "none", "wifi", "lte", "3g"]),
+    default="auto",
+    show_default=True,
+    help="Radio of the device, for energy. auto: the one the link is named after.",
 )
 @click.option(
     "--partition", default="auto", show_default=True, help="auto, device, cloud, or the last LAYER on the device."
 )
 @limit_options
+@click.option("--input", "input_text", default=None, help="For a FILE: what arrives, as `edgectl model push` takes it.")
+@click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
+@click.option(
+    "--samples",
+    type=click.Path(exists=True, path_type=Path),
+    default=None,
+    help="For a FILE: real input that prices what travels, a folder of JPEG, WAV or NPZ.",
+)
+@click.option(
+    "--explain", "explained", is_flag=True, help="Say why: the next best, limits that bind, what would change it."
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Draw candidates and the best cost over bandwidth, as .svg, .png or .pdf.",
+)
 @json_option
 @click.pass_obj
-def plan(
-    data: Path,
-    what: str,
-    device: str | None,
-    link_text: str,
-    partition: str,
-    keep_raw_input: bool,
-    keep_first: int,
-    codecs: str | None,
-    as_json: bool,
-) -> None:
-    """Plan MODEL for a device profile and a link, or plan from your own costs file."""
-    limits = limits_of(keep_raw_input, keep_first)
-    allowed = codecs.split(",") if codecs else None
-    if what.endswith(".json") or Path(what).is_file():
-        made = _from_costs(Path(what), link_text, limits, allowed, partition)
+def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
+    """Plan a MODEL of the controller, a model FILE measured here, or your own costs file, for a device and a link."""
+    from edgesplit_partitioner import describe
+
+    options = ("keep_raw_input", "keep_first", "allow_loss", "memory_bytes", "energy_joules", "deadline_s", "fallback")
+    limits = limits_of(**{name: given[name] for name in options}) | _forced(given["partition"])
+    costs = _costs(
+        data,
+        Source(
+            what=what,
+            device=given["device"],
+            tiers=given["tiers"],
+            input_text=given["input_text"],
+            bindings=given["bindings"],
+            samples=given["samples"],
+            lossy=bool(given["allow_loss"]),
+            quiet=as_json,
+        ),
+    )
+    links = links_between(costs.tiers, given["link"], given["tiers"], given["trace"], given["radio"])
+    codecs = tuple(given["codecs"].split(",")) if given["codecs"] else None
+    made = describe(costs, links, objective=given["objective"], limits=limits, codecs=codecs)
+    reasons = None
+    if given["explained"]:
+        from edgesplit_partitioner.explain import explain
+
+        reasons = explain(costs, links, limits, objective=given["objective"], codecs=codecs)
+    if as_json:
+        print_json(made | ({"explanation": msgspec.to_builtins(reasons)} if reasons else {}))
     else:
-        if device is None:
-            raise click.UsageError("--device PROFILE is needed to plan a model (see `edgectl profiles`)")
-        body = {
-            "model": what,
-            "device": device,
-            "link": link_text,
-            "partition": partition,
-            "limits": limits,
-            "codecs": allowed,
-        }
-        with console().status(f"planning {what} for {device} on {link_text}"):
-            made = Api.of(data).post("/v1/plans", body)
-    print_json(made) if as_json else print_plan(made)
+        print_plan(made)
+    if reasons and not as_json:
+        from edgesplit_cli.explain import print_reasons
+
+        print_reasons(reasons)
+    if given["plot"]:
+        _draw(made, given["plot"], as_json)
 
 
-def _from_costs(
-    path: Path, link_text: str, limits: dict[str, Any], codecs: list[str] | None, partition: str
+def _forced(partition: str) -> dict[str, str]:
+    """The limit that an operator's own choice is."""
+    if partition == "auto":
+        return {}
+    return {"force" if partition in ("device", "cloud") else "force_after": partition}
+
+
+def _draw(made: dict[str, Any], file: Path, quiet: bool) -> None:
+    from edgesplit_cli.plot import draw
+
+    draw(made, file)
+    if not quiet:
+        console().print(f"drawn: {file}")
+
+
+def _costs(data: Path, source: Source) -> Costs:
+    """From a costs file, from a model file, or from the controller."""
+    from edgesplit_partitioner import load_costs
+
+    if source.what.endswith(".json") or (Path(source.what).is_file() and not is_model(Path(source.what))):
+        return load_costs(Path(source.what))
+    if source.device is None:
+        raise click.UsageError("--device PROFILE is needed to plan a model (see `edgectl profiles`)")
+    unknown = [name for name, profile, _ in source.tiers if not profile]
+    if unknown:
+        raise click.UsageError(
+            f"--tier {unknown[0]} needs a device profile, as in {unknown[0]}=jetson-nano@100mbit/2ms"
+        )
+    if is_file(source.what):
+        return measured_costs(
+            open_model(data, source.what, source.input_text, source.bindings),
+            source.device,
+            [(name, profile) for name, profile, _ in source.tiers],
+            samples=source.samples,
+            lossy=source.lossy,
+            quiet=source.quiet,
+        )
+    if source.input_text or source.bindings or source.samples:
+        raise click.UsageError(
+            f"{source.what} is a model of the controller: --input, --bind and --samples are for files"
+        )
+    with console(quiet=source.quiet).status(f"measuring {source.what} where that was not done"):
+        tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
+        asked = {"device": source.device, "tier": tiers or None, "lossy": source.lossy or None}
+        return load_costs(Api.of(data).get(f"/v1/models/{quote(source.what)}/costs", **asked))
+
+
+def is_model(path: Path) -> bool:
+    """Whether a file that is no .json is a model and not a costs file under another name."""
+    with path.open("rb") as file:
+        return not file.read(64).lstrip().startswith(b"{")
+
+
+def links_between(
+    tiers: Sequence[str], to_cloud: Link, between: Tiers = (), trace: Path | None = None, radio: str = "auto"
 ) -> dict[str, Any]:
-    from edgesplit_partitioner import describe, load_costs
+    """The links that a plan takes, by the tiers they join; the first with its radio and its trace."""
+    from edgesplit_partitioner.bandwidth_trace import read_trace, traced
+    from edgesplit_partitioner.radio import RADIOS
+    from edgesplit_partitioner.tiers import VaryingLink
 
-    if partition != "auto":
-        key = "force" if partition in ("device", "cloud") else "force_after"
-        limits = limits | {key: partition}
-    return describe(load_costs(path), parse_link(link_text), limits=limits, codecs=tuple(codecs) if codecs else None)
-
-
-def print_plan(made: dict[str, Any]) -> None:
-    """The plan for people: candidates beside the pure modes, then the switching table."""
-    out = console()
-    link = made["link"]
-    out.print(
-        f"[bold]{made['model']}[/] on {made['device_class'] or 'the device'}, link {link.get('name') or ''} "
-        f"up {rate(link['up_bytes_per_s'])}, down {rate(link['down_bytes_per_s'])}, round trip {ms(link['rtt_s'])} ms"
-    )
-    for tier, basis in made.get("basis", {}).items():
-        out.print(f"  {tier} times: {basis}")
-    best = made["best"]
-    rows = [_candidate(one, best) for one in made["candidates"]]
-    columns = (
-        "",
-        "cut",
-        "last layer on device",
-        ">sends",
-        ">device ms",
-        ">encode ms",
-        ">link ms",
-        ">remote ms",
-        ">total ms",
-        "",
-    )
-    out.print(table(columns, rows))
-    certificate = made["certificate"]
-    bound = f"lower bound {ms(certificate['lower_bound'])} ms, gap {certificate['gap']:.2%}"
-    gain = f"; {made['gain']:.2f}x the better of all-local and all-remote" if made["gain"] else ""
-    out.print(f"best: [bold]{best}[/] {ms(made['seconds'])} ms; {bound}{gain}")
-    headings = ("row", "best at this round trip while the uplink is")
-    out.print(table(headings, map(_range, made["ranges"]), title="switching table"))
-
-
-def _range(one: dict[str, Any]) -> tuple[str, str]:
-    if not one["best_somewhere"]:
-        return one["name"], "never (kept as the fallback, or for shorter round trips)"
-    low, high = one["from_bytes_per_s"], one["to_bytes_per_s"]
-    if high is None:
-        return one["name"], f"above {rate(low)}" if low else "any"
-    return one["name"], f"{rate(low)} to {rate(high)}" if low else f"below {rate(high)}"
-
-
-def _candidate(one: dict[str, Any], best: str) -> tuple[str, ...]:
-    return (
-        "*" if one["name"] == best else "",
-        one["name"] + (" +zstd" if one.get("compress") else ""),
-        one.get("after") or "-",
-        size(one["up_bytes"]) if one["up_bytes"] else "-",
-        ms(one["device_s"]),
-        ms(one["encode_s"]),
-        ms(one["link_s"]),
-        ms(one["decode_s"] + one["remote_s"]),
-        ms(one["total_s"]),
-        "" if one.get("allowed", True) else "not allowed by the limits",
-    )
+    missing = [name for name, _, _ in between if name not in tiers]
+    if missing:
+        raise UsageError(f"--tier {missing[0]}: the costs have no such tier, but {', '.join(tiers)}")
+    chain = [tiers[0], *(name for name, _, _ in between), tiers[-1]]
+    found = [*(link for _, _, link in between), to_cloud]
+    first = found[0]
+    family = first.name.partition("/")[0] if radio == "auto" else radio
+    leaving: Any = traced(first, *read_trace(trace)) if trace else first
+    if family in RADIOS:
+        plain = msgspec.convert(msgspec.to_builtins(leaving), VaryingLink)
+        leaving = msgspec.structs.replace(plain, radio=family)
+    joined = [leaving, *found[1:]]
+    return {f"{low}-{high}": link for low, high, link in zip(chain[:-1], chain[1:], joined, strict=True)}

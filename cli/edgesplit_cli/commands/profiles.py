@@ -28,3 +28,9 @@ def profiles(name: str | None, as_json: bool) -> None:
         return
     console().print(f"[bold]{profile.name}[/]  {profile.description}")
     console().print(table(("figure", ">value", "unit", "basis", "source"), profile.figures()))
+    for what, one in (("rates", profile.error), ("fit", profile.fit.whole if profile.fit else None)):
+        if one is not None:
+            console().print(
+                f"predictions by {what}: the truth is {one.low:.2f} to {one.high:.2f} times that, {one.coverage:.0%} "
+                f"sure ({one.basis}: {one.source.strip()})"
+            )

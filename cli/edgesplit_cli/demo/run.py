@@ -106,7 +106,7 @@ class Demo:
     def _push(self) -> None:
         digits = digits_folder()
         self._command("model", "push", str(digits / "digits.onnx"), "--name", MODEL, "--input", INPUT_SPEC)
-        self._command("profile", MODEL, "--samples", str(digits / "frames"), quiet=True)
+        self._command("profile", MODEL, "--samples", str(digits / "frames"), "--lossless", quiet=True)
         shown = self._ask(lambda api: api.get(f"/v1/models/{MODEL}"))
         whole = self._ask(lambda api: api.download(f"/v1/models/{MODEL}/optimised"))
         self.frames = load_frames(digits / "frames", whole, msgspec.convert(shown["input_spec"], InputSpec))

@@ -1,4 +1,4 @@
-"""The input slice: what the camera gives becomes the model's first tensor. It has no files; the spec is the program."""
+"""The input slice: camera or microphone bytes become the model's first tensor. No files; the spec is the program."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class InputProgram:
         self.spec = spec
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
-        """The model's first tensor from `frame`; UsageError if that is no picture."""
+        """The model's first tensor from `frame`; UsageError if that is no such frame."""
         frame = tensors.get(FRAME)
         if frame is None or frame.dtype != np.uint8 or frame.ndim != 1:
-            raise UsageError(f"the input {FRAME!r} must be the picture's bytes: UINT8, one dimension")
+            raise UsageError(f"the input {FRAME!r} must be the frame's bytes: UINT8, one dimension")
         return {self.spec.tensor: prepare(self.spec, np.ascontiguousarray(frame).data)}

@@ -16,7 +16,8 @@ def load_slices(
 ) -> dict[str, Program]:
     """Programs by slice name: of all slices, or of those in `only`. `slice_folder` says where a slice's files lie."""
     wanted = {one.name for one in manifest.slices} if only is None else set(only)
-    return {one.name: load_slice(manifest, one, slice_folder, runtime) for one in manifest.slices if one.name in wanted}
+    known = manifest.every_slice
+    return {one.name: load_slice(manifest, one, slice_folder, runtime) for one in known if one.name in wanted}
 
 
 def load_slice(manifest: Manifest, one: Slice, slice_folder: Callable[[str], Path], runtime: Runtime) -> Program:

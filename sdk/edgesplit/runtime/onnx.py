@@ -36,13 +36,14 @@ class OnnxRuntime:
             raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which is not onnxruntime's")
         try:
             session = onnxruntime.InferenceSession(
-                str(folder / GRAPH), self._options(), providers=["CPUExecutionProvider"]
+                str(folder / GRAPH), self.options(), providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise ModelRefused(f"slice {slice_.name}: onnxruntime cannot load it: {error}") from error
         return OnnxProgram(slice_, session)
 
-    def _options(self) -> onnxruntime.SessionOptions:
+    def options(self) -> onnxruntime.SessionOptions:
+        """How every slice's session is opened; calibration opens its own the same way."""
         levels = onnxruntime.GraphOptimizationLevel
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = levels.ORT_ENABLE_ALL if self.optimise == "fast" else levels.ORT_DISABLE_ALL

@@ -1,0 +1,233 @@
+"""What splitting gains over the better of all-local and all-remote, on trained models, links and device profiles.
+
+Planned on one half of the samples: bytes, codecs' seconds and losses, and layers timed in runs of their own. Judged on
+the other half's: the cut's seconds there beside those of the pure modes there, all-remote with every codec and with the
+JPEG where frames are given. The device's seconds are the profile's in both. Every cell is published, those without gain
+too. The sums here are this script's own, not the planner's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from record import Target, arguments, finish
+from trained import Skipped, Trained, trained
+
+from edgesplit.inputs import INPUT_LAYER
+from edgesplit.links import LINKS
+from edgesplit.plan import Link, Row
+from edgesplit.profiles import list_profiles, load_profile
+from edgesplit_partitioner import Costs, plan
+from edgesplit_partitioner.build_costs import build_costs
+from edgesplit_partitioner.costs import TensorCost
+from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
+from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
+
+LINK_NAMES = ("wifi", "lte", "3g")
+LEAST_GAIN = 0.98
+ALLOWANCE = 0.005
+SAMPLES = 16
+TIERS = "device-cloud"
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """What was measured on one half of the samples."""
+
+    layers_s: dict[str, float]
+    tensors: Samples
+    codecs: CodecMeasures
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One model on one device profile and link. Seconds but for `planned_s` are those of the half that judges."""
+
+    model: str
+    given: str
+    profile: str
+    link: str
+    lossy: bool
+    row: str
+    after: str
+    codecs: dict[str, str]
+    compress: bool
+    up_bytes: int
+    """As planned."""
+    planned_s: float
+    seconds: float
+    all_local_s: float
+    all_remote_s: float
+    gain: float
+    planned_loss: float
+    loss: float
+    """Mean over all samples of the half that judges."""
+    plan_s: float
+    """What planning took."""
+
+
+def measured(one: Trained, positions: Sequence[int], runs: int) -> Half:
+    """Everything anew, on these samples."""
+    samples = [one.samples[position] for position in positions]
+    labels = [one.labels[position] for position in positions] if one.labels else ()
+    feeds = samples[0] if isinstance(samples[0], Mapping) else None
+    times = measure_layers(one.model, one.model.graph, runs=runs, inputs=feeds)
+    if one.spec is not None:
+        times[INPUT_LAYER] = measure_input(one.spec, [frame for frame in samples if isinstance(frame, bytes)])
+    return Half(
+        layers_s={name: took.median_s for name, took in times.items()},
+        tensors=measure_samples(one.model, one.graph, spec=one.spec, samples=samples),
+        codecs=measure_codecs(one.model, one.graph, spec=one.spec, samples=samples, labels=labels),
+    )
+
+
+def costs_of(one: Trained, half: Half, profile: str) -> Costs:
+    """On a device of this profile."""
+    return build_costs(
+        one.name,
+        one.graph,
+        profile=load_profile(profile),
+        cloud_s=half.layers_s,
+        tensors=with_codecs(half.tensors.tensors, half.codecs),
+        frame_bytes=half.tensors.frame_bytes,
+    )
+
+
+def seconds_of(costs: Costs, row: Row, link: Link) -> float:
+    """A cut's latency by these costs (docs/costs.md, "What a plan charges")."""
+    here = frozenset(row.layers)
+    there = [layer for layer in costs.layers if layer.name not in here]
+    total = sum(layer.seconds["device" if layer.name in here else "cloud"] for layer in costs.layers)
+    if not there:
+        return total
+    known = {**costs.inputs, **{name: cost for layer in costs.layers for name, cost in layer.writes.items()}}
+    made = {name for layer in there for name in layer.writes}
+    for name in dict.fromkeys(name for layer in there for name in layer.reads if name not in made):
+        sent, encode_s, decode_s = _travels(known[name], row.codecs.get(name, "raw"), row.compress)
+        total += encode_s + sent / link.up_bytes_per_s + decode_s
+    down = sum(known[name].bytes for name in costs.outputs if name in made)
+    return total + link.rtt_s + down / link.down_bytes_per_s
+
+
+def _travels(cost: TensorCost, codec: str, compress: bool) -> tuple[float, float, float]:
+    """Bytes, seconds to encode and to decode; a codec that does not suit the tensor on this half leaves it raw."""
+    found = None
+    for name in (codec, "raw"):
+        found = found or (cost.codecs.get(f"{name}+zstd") if compress else None) or cost.codecs.get(name)
+    if found is None:
+        return float(cost.bytes), 0.0, 0.0
+    return float(found.bytes), found.encode_s.get("device", 0.0), found.decode_s.get("cloud", 0.0)
+
+
+def lost(costs: Costs, row: Row) -> float:
+    """What the row's codecs lose on all samples of a half."""
+    known = {name: cost for layer in costs.layers for name, cost in layer.writes.items()} | dict(costs.inputs)
+    total = 0.0
+    for name, codec in row.codecs.items():
+        cost = known[name].codecs.get(codec)
+        if cost is not None and codec != "raw":
+            total += statistics.fmean([cost.loss, cost.loss if cost.confirmed_loss is None else cost.confirmed_loss])
+    return total
+
+
+def cell(one: Trained, mine: Costs, judge: Costs, profile: str, link: Link, allowance: float) -> Cell:
+    """Planned by `mine`, judged by `judge`."""
+    limits: dict[str, Any] = {"max_loss": allowance} if allowance else {}
+    links = {TIERS: link}
+    start = time.perf_counter()
+    made = plan(mine, links, limits=limits)
+    row = made.row
+    took = time.perf_counter() - start
+    local = Row(name="local", layers=tuple(layer.name for layer in judge.layers))
+    remote = plan(mine, links, limits={**limits, "force": "cloud"}).row
+    ways = [remote, Row(name="remote"), Row(name="remote", compress=True)]
+    all_local_s, seconds = seconds_of(judge, local, link), seconds_of(judge, row, link)
+    all_remote_s = min(seconds_of(judge, way, link) for way in ways)
+    return Cell(
+        model=one.name, given=one.given, profile=profile, link=link.name, lossy=bool(allowance),
+        row=row.name, after=row.after, codecs={name: codec for name, codec in row.codecs.items() if codec != "raw"},
+        compress=row.compress, up_bytes=row.up_bytes, planned_s=made.seconds, seconds=seconds,
+        all_local_s=all_local_s, all_remote_s=all_remote_s, gain=min(all_local_s, all_remote_s) / seconds,
+        planned_loss=row.loss, loss=lost(judge, row), plan_s=took,
+    )  # fmt: skip
+
+
+def cells_of(one: Trained, profiles: Sequence[str], runs: int, allowance: float) -> list[Cell]:
+    """Every profile and link, lossless and lossy."""
+    every = range(len(one.samples))
+    mine, judge = (measured(one, [n for n in every if n % 2 == part], runs) for part in (0, 1))
+    found = []
+    for profile in profiles:
+        both = costs_of(one, mine, profile), costs_of(one, judge, profile)
+        for name in LINK_NAMES:
+            found += [cell(one, *both, profile, LINKS[name], allowed) for allowed in (0.0, allowance)]
+    return found
+
+
+def printed(cells: Sequence[Cell]) -> None:
+    """A line per model and profile: the gain by link, lossless and lossy, with where the cut is."""
+    print(
+        f"{'model (given)':34} {'profile':16} " + " ".join(f"{f'{name}: lossless, lossy':>23}" for name in LINK_NAMES)
+    )
+    lines: dict[tuple[str, str], list[Cell]] = {}
+    for one in cells:
+        lines.setdefault((f"{one.model} ({one.given})", one.profile), []).append(one)
+    for (model, profile), row in lines.items():
+        print(f"{model:34} {profile:16} " + " ".join(f"{_shown(one):>11}" for one in row))
+    print(
+        "x: times the better pure mode; L all-local, R all-remote, C a cut between (h: fp16, q: int8 on the boundary)"
+    )
+
+
+def _shown(one: Cell) -> str:
+    where = "L" if one.row == "local" else "R" if not one.after else "C"
+    lossy = "".join(sorted({"fp16": "h", "int8": "q"}[codec] for codec in one.codecs.values()))[:2]
+    return f"{one.gain:.2f}x {where}{''.join(dict.fromkeys(lossy))}"
+
+
+def targets_of(cells: Sequence[Cell]) -> list[Target]:
+    """The issue's threshold, over all cells."""
+    least = min((one.gain for one in cells), default=None)
+    return [Target("gain.least_of_all_cells", least, LEAST_GAIN, at_least=True)]
+
+
+def main() -> int:
+    """Measure, plan, judge, print."""
+    parser = arguments(__doc__)
+    parser.add_argument("--model", action="append", default=[], help="only this one; may be given several times")
+    parser.add_argument("--profile", action="append", default=[], help="only this one; default: all that ship")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"per model, both halves together [{SAMPLES}]")
+    parser.add_argument("--runs", type=int, default=30, help="timed runs of the whole model per half [30]")
+    parser.add_argument("--allow-loss", type=float, default=ALLOWANCE, help=f"of the lossy cells [{ALLOWANCE}]")
+    options = parser.parse_args()
+    cells: list[Cell] = []
+    skipped: list[Skipped] = []
+    for one in trained(options.samples, options.model):
+        if isinstance(one, Skipped):
+            skipped.append(one)
+            print(f"skipped: {one.name}: {one.why}", flush=True)
+            continue
+        start = time.perf_counter()
+        cells += cells_of(one, options.profile or list_profiles(), options.runs, options.allow_loss)
+        print(f"{one.name} ({one.given}): {len(one.samples)} samples, {time.perf_counter() - start:.0f} s", flush=True)
+    printed(cells)
+    results = {
+        "allowance": options.allow_loss,
+        "samples": options.samples,
+        "cells": [asdict(one) for one in cells],
+        "lossy_rows": sum(bool(one.codecs) for one in cells),
+        "lossy_rows_beyond_the_allowance_on_the_judging_half": sum(one.loss > options.allow_loss for one in cells),
+        "with_gain_above_1_percent": sum(one.gain > 1.01 for one in cells),
+        "skipped": [asdict(one) for one in skipped],
+    }
+    finish(results, targets_of(cells), options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

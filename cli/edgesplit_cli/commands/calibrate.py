@@ -1,0 +1,95 @@
+"""`edgectl calibrate`: a device profile of the machine that it runs on."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import click
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from edgesplit.errors import UsageError
+from edgesplit.profiles import NAME, DeviceProfile, list_profiles, load_profile
+from edgesplit_cli.show import console, json_option, print_json, table
+
+
+@click.command()
+@click.option("--minutes", type=float, default=3.0, show_default=True, help="How long to measure.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="File to write, .yaml or .json. [default: NAME.yaml]",
+)
+@click.option("--name", default="local", show_default=True, help="Name of the profile: the device class in plans.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads that slices run with.")
+@click.option(
+    "--base",
+    default="generic-x86",
+    show_default=True,
+    help="Profile that lends what cannot be measured here: watts, and the speed of storage.",
+)
+@json_option
+def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: str, as_json: bool) -> None:
+    """Measure this machine by a few minutes of microbenchmarks and write a device profile fitted to it.
+
+    Let the machine rest meanwhile: what else runs on it ends up in the profile.
+    """
+    from edgesplit_partitioner.calibrate import calibrate as measure
+    from edgesplit_partitioner.calibrate import profile_text
+
+    path = out or Path(f"{name}.yaml")
+    _check(name, path)
+    lent = load_profile(base)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console(), disable=as_json, transient=True) as bar:
+        task = bar.add_task("calibrating", total=None)
+        made = measure(
+            name,
+            base=lent,
+            minutes=minutes,
+            threads=threads,
+            today=date.today().isoformat(),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    try:
+        path.write_text(profile_text(made, path.suffix == ".json"), "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    _print(made, path, as_json)
+
+
+def _check(name: str, path: Path) -> None:
+    """What would fail after minutes of measuring fails before."""
+    if not NAME.fullmatch(name) or name in list_profiles():
+        raise UsageError(
+            f"not a name for a profile of your own: {name[:80]!r} (a-z, 0-9, '+', '-', '_'; none that ships)"
+        )
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise UsageError(f"--out needs a file that ends with .yaml or .json, not {path.name!r}")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}")
+
+
+def _print(made: DeviceProfile, path: Path, as_json: bool) -> None:
+    fit = made.fit
+    assert fit is not None
+    if as_json:
+        spread = {"low": fit.whole.low, "high": fit.whole.high, "coverage": fit.whole.coverage}
+        print_json({"profile": made.name, "file": str(path), "runtime": fit.runtime, "whole": spread})
+        return
+    rows = [
+        (one.family, str(len(one.points)), f"{one.low:.2f} to {one.high:.2f}")
+        for one in fit.operators
+        if not one.family.startswith("class:")
+    ]
+    console().print(table(("operators", ">points", ">measured / predicted, 90 %"), rows, title=made.description))
+    console().print(f"whole networks: {fit.whole.low:.2f} to {fit.whole.high:.2f} of the prediction, 90 % of the time")
+    console().print(
+        f"wrote [bold]{path}[/]: edgectl plan MODEL --device {path if path.parent != Path() else f'./{path}'} …"
+    )

@@ -1,0 +1,133 @@
+"""The reasons for a plan as sentences and tables, from `edgesplit_partitioner.explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from edgesplit_cli.show import console, ms, rate, size, table
+
+if TYPE_CHECKING:
+    from edgesplit_partitioner.explain import Bind, Change, Choice, Explanation, Move
+
+MOST_MOVES = 3
+PARTS = ("device", "encode", "link", "decode", "remote")
+
+
+def print_reasons(reasons: Explanation) -> None:
+    """All of it, on standard output."""
+    out = console()
+    for line in sentences(reasons):
+        out.print(line)
+    moves = [*reasons.inward[:MOST_MOVES], *reasons.outward[:MOST_MOVES]]
+    if moves:
+        columns = ("moving one layer", "to", ">costs", *(f">{part} ms" for part in PARTS), "")
+        out.print(table(columns, [_move(reasons, move) for move in moves], title="one layer either way"))
+    if reasons.changes:
+        rows = [(_condition(change), cut_told(reasons.tiers, change.to)) for change in reasons.changes]
+        out.print(table(("the choice changes", "to"), rows, title="all else as planned"))
+
+
+def sentences(reasons: Explanation) -> Iterator[str]:
+    """Why this cut, what would be next, and which limits bind."""
+    tiers, best = reasons.tiers, reasons.best
+    parts = [(f"{part} {ms(best.split[part])}") for part in PARTS if best.split.get(part, 0.0) >= 5e-5]
+    total = f": {' + '.join(parts)}" if len(parts) > 1 else ""
+    value = f" ({reasons.objective} {valued(reasons, best.value)})" if reasons.unit != "s" else ""
+    took = f"{ms(best.seconds)} ms{value}{total}"
+    yield f"[bold]Why {cut_told(tiers, best)}?[/] It takes {took}, with {size(best.bytes)} on the link."
+    yield from _pure(reasons)
+    if reasons.next_best is not None:
+        more = reasons.next_best.value - best.value
+        sure = "" if reasons.next_exact else " Not every other cut was tried."
+        yield (
+            f"Next best is {cut_told(tiers, reasons.next_best)}: {valued(reasons, reasons.next_best.value)}, "
+            f"{added(reasons, more)}{_share(more, best.value)}.{sure}"
+        )
+    for bind in reasons.limits:
+        yield _bind(reasons, bind)
+    if not reasons.limits:
+        yield "No limit was set."
+
+
+def _pure(reasons: Explanation) -> Iterator[str]:
+    named = (
+        ("All on the device", reasons.all_local),
+        (f"All on {' or '.join(reasons.tiers[1:])}", reasons.all_remote),
+    )
+    told = [
+        f"{name} {'takes ' + valued(reasons, value) if value is not None else 'is not possible'}"
+        for name, value in named
+    ]
+    yield f"{told[0]}; {told[1][0].lower()}{told[1][1:]}."
+
+
+def _bind(reasons: Explanation, bind: Bind) -> str:
+    limit = limit_told(bind.limit)
+    if not bind.binds:
+        return f"The limit {limit} does not bind: the plan would be as good without it."
+    return (
+        f"The limit [bold]{limit}[/] binds: without it {cut_told(reasons.tiers, bind.without)} would take "
+        f"{valued(reasons, bind.without.value)}, so it costs {added(reasons, bind.costs).removeprefix('+')}"
+        f"{_share(bind.costs, bind.without.value)}."
+    )
+
+
+def limit_told(limit: str) -> str:
+    """A limit as the command line spells it."""
+    name, _, value = limit.partition("=")
+    if name == "memory_bytes":
+        return f"--memory {size(float(value))}"
+    if name == "energy_joules":
+        return f"--energy {float(value):g} J"
+    if name == "deadline_s":
+        return f"--deadline {ms(float(value))} ms"
+    if name == "max_loss":
+        return f"--allow-loss {float(value):.3g}"
+    if name in ("force", "force_after"):
+        return f"--partition {value}"
+    return f"--{name.replace('_', '-')} {value}".strip()
+
+
+def cut_told(tiers: Sequence[str], choice: Choice) -> str:
+    """A cut in a few words: by the last layer on each tier that has some."""
+    full = [tier for tier in tiers if choice.cut.get(tier)]
+    if len(full) == 1:
+        return f"all on {'the device' if full[0] == tiers[0] else full[0]}"
+    if len(tiers) == 2:
+        return f"the cut after {choice.last[tiers[0]]}"
+    parts = [
+        f"{tier} up to {choice.last[tier]}" if tier in choice.last and tier != full[-1] else f"{tier} the rest"
+        for tier in full
+    ]
+    return ", ".join(parts)
+
+
+def valued(reasons: Explanation, value: float) -> str:
+    """A value of the objective with its unit."""
+    return f"{ms(value)} ms" if reasons.unit == "s" else f"{value:.4g} {reasons.unit}".strip()
+
+
+def added(reasons: Explanation, value: float) -> str:
+    """The same as a difference."""
+    return f"{value * 1000:+.1f} ms" if reasons.unit == "s" else f"{value:+.4g} {reasons.unit}".strip()
+
+
+def _share(more: float, of: float) -> str:
+    return f" ({more / of:+.0%})" if of else ""
+
+
+def _move(reasons: Explanation, move: Move) -> tuple[str, ...]:
+    split = (f"{move.split.get(part, 0.0) * 1000:+.1f}" for part in PARTS)
+    note = "" if move.allowed else "not allowed by the limits"
+    return (move.layer, f"{move.source} to {move.target}", added(reasons, move.more), *split, note)
+
+
+def _condition(change: Change) -> str:
+    """As in `uplink below 2.3 Mbit/s`."""
+    side = "above" if change.rises else "below"
+    if change.subject == "uplink":
+        return f"uplink {side} {rate(change.at)}"
+    if change.subject == "round trip":
+        return f"round trip {side} {ms(change.at)} ms"
+    return f"{change.subject} {side} {change.at:.3g}x"

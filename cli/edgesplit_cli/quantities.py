@@ -1,0 +1,98 @@
+"""What people write behind an option, as numbers: `512MB`, `0.5J`, `100ms`, `latency=1,energy=0.5`, tiers, links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from edgesplit.errors import EdgeError
+from edgesplit.links import parse_link
+from edgesplit.plan import Link
+
+BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+JOULES = {"j": 1.0, "mj": 1e-3, "uj": 1e-6}
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+OBJECTIVES = {"latency": "latency", "p95": "latency_p95", "energy": "energy", "throughput": "throughput"}
+
+
+class Quantity(click.ParamType[float]):
+    """A number with a unit."""
+
+    def __init__(self, name: str, units: Mapping[str, float], example: str) -> None:
+        self.name = name
+        self._units, self._example = units, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """In the unit whose factor is 1."""
+        if isinstance(value, int | float):
+            return float(value)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)", str(value).strip().lower())
+        if not found or found[2] not in self._units:
+            self.fail(f"{str(value)[:40]!r} is no {self.name}; write it as in {self._example}", param, ctx)
+        return float(found[1]) * self._units[found[2]]
+
+
+SIZE = Quantity("size", BYTES, "512MB or 64KiB")
+ENERGY = Quantity("energy", JOULES, "0.5J or 20mJ")
+DURATION = Quantity("duration", SECONDS, "100ms or 0.1s")
+
+
+class ObjectiveType(click.ParamType[str | dict[str, float]]):
+    """One objective, or a weighted sum."""
+
+    name = "objective"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | dict[str, float]:
+        """As the planner takes it."""
+        if not isinstance(value, str):
+            return dict(value)
+        if value in OBJECTIVES:
+            return OBJECTIVES[value]
+        weights: dict[str, float] = {}
+        for part in value.split(","):
+            found = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*", part)
+            if not found or found[1] not in OBJECTIVES:
+                known = ", ".join(OBJECTIVES)
+                self.fail(
+                    f"{part[:40]!r} is none of {known}, nor a weight for one as in latency=1,energy=0.5", param, ctx
+                )
+            weights[OBJECTIVES[found[1]]] = float(found[2])
+        return weights
+
+
+class TierType(click.ParamType[tuple[str, str, Link]]):
+    """A tier between device and cloud: its name, its device profile, and the link that reaches it."""
+
+    name = "tier"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str, Link]:
+        """Name, profile (empty: the costs know it), link."""
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"([a-z][a-z0-9_]*)(?:=([^@]+))?@(.+)", str(value).strip())
+        if not found or found[1] in ("device", "cloud"):
+            self.fail(f"{str(value)[:60]!r} is no tier; write it as in edge=jetson-nano@100mbit/2ms", param, ctx)
+        return found[1], found[2] or "", _linked(found[3], self, param, ctx)
+
+
+class LinkType(click.ParamType[Link]):
+    """A link by name or figures."""
+
+    name = "link"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Link:
+        """The link that was spelt."""
+        return value if isinstance(value, Link) else _linked(str(value), self, param, ctx)
+
+
+def _linked(text: str, kind: click.ParamType[Any], param: click.Parameter | None, ctx: click.Context | None) -> Link:
+    try:
+        return parse_link(text)
+    except EdgeError as error:
+        kind.fail(str(error), param, ctx)
+
+
+OBJECTIVE, TIER, LINK = ObjectiveType(), TierType(), LinkType()

@@ -1,0 +1,75 @@
+"""Which operators belong together, whatever the model's format: groups, the circles they close, and their order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from edgesplit.errors import ModelRefused
+
+
+class Groups:
+    """Which nodes belong together: union-find, the earliest node leads."""
+
+    def __init__(self, size: int) -> None:
+        self._parent = list(range(size))
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def find(self, place: int) -> int:
+        """The leader of the group that `place` is in."""
+        while self._parent[place] != place:
+            self._parent[place] = self._parent[self._parent[place]]
+            place = self._parent[place]
+        return place
+
+    def join(self, *places: int) -> None:
+        """Make one group of the groups of all `places`."""
+        leaders = sorted({self.find(place) for place in places})
+        for leader in leaders[1:]:
+            self._parent[leader] = leaders[0]
+
+
+def close_circles(groups: Groups, writer: Mapping[str, int], readers: Mapping[str, Sequence[int]]) -> None:
+    """Groups that need each other become one. `writer` and `readers` are nodes by tensor."""
+    edges = {
+        (groups.find(writer[name]), groups.find(reader))
+        for name, reading in readers.items()
+        if name in writer
+        for reader in reading
+    }
+    if not edges:
+        return
+    source, target = np.array(sorted(edges)).T
+    matrix = coo_matrix((np.ones(len(edges)), (source, target)), shape=(len(groups), len(groups)))
+    _, component = connected_components(matrix, directed=True, connection="strong")
+    first: dict[int, int] = {}
+    for place in sorted({end for edge in edges for end in edge}):
+        groups.join(first.setdefault(int(component[place]), place), place)
+
+
+def topological(needs: Mapping[int, set[int]]) -> list[int]:
+    """The keys in an order in which each comes after what it needs, smaller ones first where there is a choice."""
+    readers: dict[int, list[int]] = {one: [] for one in needs}
+    for one, before in needs.items():
+        for other in before:
+            readers[other].append(one)
+    waiting = {one: len(before) for one, before in needs.items()}
+    ready = [one for one, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        one = heapq.heappop(ready)
+        order.append(one)
+        for reader in readers[one]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) != len(needs):
+        raise ModelRefused("the model's operators depend on each other in a circle")
+    return order

@@ -1,0 +1,81 @@
+"""What a model must offer to be measured, planned and cut: the one thing that planning knows of a model's format.
+
+`model_file.prepare_model` makes one of a file, by its content; `onnx_model` and `tflite_model` are the two kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgesplit.release import FileName, Kernels, Slice, SliceFormat, TensorSpec
+from edgesplit_partitioner.graph import Layer, LayerGraph
+from edgesplit_partitioner.tensor_types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What a slice takes and gives."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class PreparedModel(Protocol):
+    """A model file, checked and made plain, with its layers known."""
+
+    @property
+    def format(self) -> SliceFormat:
+        """Of its slices."""
+        ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """How its slices have to run to compute what the whole does."""
+        ...
+
+    @property
+    def raw(self) -> bytes:
+        """The whole model as it is measured and cut; two runs over one file give the same bytes."""
+        ...
+
+    @property
+    def types(self) -> Mapping[str, TensorType]:
+        """Of every tensor, those inside layers too."""
+        ...
+
+    @property
+    def graph(self) -> LayerGraph:
+        """Without an input layer."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What applications give."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What they get."""
+        ...
+
+    def slice_files(
+        self, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
+    ) -> dict[FileName, list[bytes]]:
+        """The files of a slice with these layers, each as the chunks that it consists of.
+
+        `shared` names the weights that layers of several slices may use: they get chunks of their own.
+        """
+        ...
+
+
+def whole_files(model: PreparedModel) -> dict[FileName, bytes]:
+    """The files of the whole model as one slice."""
+    ends = Boundary(model.inputs, model.outputs)
+    return {file: b"".join(runs) for file, runs in model.slice_files(model.graph.layers, ends, frozenset()).items()}
+
+
+def whole_slice(model: PreparedModel, name: str = "whole") -> Slice:
+    """The whole model as one slice, whose files are `whole_files`: what runs slices runs it."""
+    return Slice(name, model.format, (), model.inputs, model.outputs, kernels=model.kernels)

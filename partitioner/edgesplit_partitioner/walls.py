@@ -1,0 +1,66 @@
+"""Which tier may run which layer, under the layers' own tiers and an operator's limits, for any number of tiers.
+
+Every limit is about the device: what must run on it, what must not. So limits are settled by `side_limits`, which names
+any two that conflict, with all further tiers as one; what is left are the layers' own tiers among those.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from edgesplit.errors import InfeasibleLimits
+from edgesplit_partitioner.costs import Costs, LayerCost
+from edgesplit_partitioner.mincut import Mask
+from edgesplit_partitioner.side_limits import Limits, sides
+
+
+def allowed(costs: Costs, limits: Limits, tiers: tuple[str, ...], *, force: bool = True) -> Mask:
+    """By tier and layer: may it run there? InfeasibleLimits names the demands that conflict.
+
+    Only limits, and layers that run on one side of the first link alone, have been closed over what depends on what.
+    """
+    asked = limits.keep_raw_input or limits.keep_first or (force and limits.forced)
+    if not asked and all(tier in (one.tiers or one.seconds) for one in costs.layers for tier in tiers):
+        return np.ones((len(tiers), len(costs.layers)), dtype=np.bool_)
+    device, *further = tiers
+    target = limits.force if limits.force in further else tiers[-1] if limits.force == "cloud" else ""
+    if target:
+        limits = msgspec.structs.replace(limits, force="cloud")
+    seen = costs if len(tiers) == 2 else msgspec.structs.replace(costs, layers=_as_two(costs.layers, device, further))
+    both = sides(seen, limits, device, tiers[-1], force=force)
+    may = np.array([~both.sent, *(~both.held for _ in further)])
+    if len(tiers) > 2:
+        may[1:] &= np.array([[tier in (one.tiers or one.seconds) for one in costs.layers] for tier in further])
+    if target and force:
+        may[[tier != target for tier in tiers]] = False
+    _check(costs, may, tiers)
+    return may
+
+
+def _as_two(layers: tuple[LayerCost, ...], device: str, further: list[str]) -> tuple[LayerCost, ...]:
+    """With all further tiers as the last one."""
+    changed = []
+    for layer in layers:
+        runs_on = layer.tiers or tuple(layer.seconds)
+        beyond = any(tier in runs_on for tier in further)
+        if beyond and further[-1] not in runs_on:
+            kept = (device, further[-1]) if device in runs_on else (further[-1],)
+            layer = msgspec.structs.replace(layer, tiers=kept)
+        changed.append(layer)
+    return tuple(changed)
+
+
+def _check(costs: Costs, may: Mask, tiers: tuple[str, ...]) -> None:
+    """Each layer has a tier no nearer than those that what it reads is made on, or InfeasibleLimits names two."""
+    if may.all() or len(tiers) == 2:
+        return
+    made: dict[str, tuple[int, str]] = {}
+    for layer, column in zip(costs.layers, may.T, strict=True):
+        least, why = max((made.get(name, (0, "")) for name in layer.reads), default=(0, ""))
+        place = next((tier for tier in np.flatnonzero(column).tolist() if tier >= least), None)
+        mine = f"the tiers of layer {layer.name!r} ({', '.join(layer.tiers or layer.seconds)} only)"
+        if place is None:
+            wanted = f" and {why}" if why else ""
+            raise InfeasibleLimits(f"no cut satisfies {mine}{wanted}: nothing returns to a nearer tier")
+        made.update(dict.fromkeys(layer.writes, (place, mine if place > least else why)))

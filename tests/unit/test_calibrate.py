@@ -1,0 +1,185 @@
+"""Calibration: a designed grid, timed in a child, fitted, written as a profile that predicts what it was made of."""
+
+from __future__ import annotations
+
+import random
+
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+
+from edgesplit.errors import UsageError
+from edgesplit.profiles import DeviceProfile, load_profile, parse_profile
+from edgesplit_cli.main import cli
+from edgesplit_partitioner import calibrate, microbench
+from edgesplit_partitioner.calibrate import Network, Times, fit_networks, fit_points, profile_text
+from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
+from edgesplit_partitioner.microbench_nets import nets
+from edgesplit_partitioner.microbench_run import Job, Seen
+from edgesplit_partitioner.predict import Predictor, predict_intervals, predict_layers
+
+GRID = microbench.grid()
+SLOWER = 1.2
+"""Whole networks of the made-up machine take so much longer than their operators."""
+
+
+def made_up_s(work: Work) -> float:
+    """Seconds of an operator on a machine that follows a roofline."""
+    return 3e-7 + work.flops / 4e10 + work.bytes_moved / 1.5e10
+
+
+@pytest.fixture(scope="module")
+def times() -> Times:
+    """Two visits to everything on the made-up machine, the second one disturbed."""
+    rng = random.Random(5)
+    found = Times()
+    for factor in (1.0, 1.0 + rng.random()):
+        seconds = {place: factor * made_up_s(microbench.work(point)) for place, point in enumerate(GRID[:600])}
+        found.add(Seen(batch=0, batches=2, whole=False, empty_s=4e-6, tensor_s=5e-7, seconds=seconds))
+        whole = {}
+        for place, raw in enumerate(nets()):
+            works = microbench.works(onnx.load_model_from_string(raw))
+            whole[place] = factor * (4e-6 + SLOWER * sum(map(made_up_s, works)))
+        found.add(Seen(batch=1, batches=2, whole=True, empty_s=4e-6, tensor_s=5e-7, seconds=whole))
+    return found
+
+
+@pytest.fixture(scope="module")
+def profile(times: Times) -> DeviceProfile:
+    """The made-up machine's."""
+    fit = fit_points(times, machine="made up", runtime="onnxruntime", today="2026-11-21")
+    return calibrate.as_profile("mine", fit, times, load_profile("generic-x86"), 1)
+
+
+def test_the_grid_is_the_same_every_time_and_any_part_of_it_is_fair() -> None:
+    """Points are designed, not drawn; the first fifth holds every family that the whole holds but the smallest."""
+    assert microbench.grid() == GRID
+    families = {microbench.work(point).family for point in GRID}
+    assert families - {microbench.work(point).family for point in GRID[: len(GRID) // 5]} <= {"free"}
+    assert "" not in families
+
+
+def test_every_kind_of_point_is_a_model_that_runs() -> None:
+    """One point per operator type, with two copies, loads and runs without optimisation."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    kinds = {(point.operator, microbench.work(point).family): point for point in GRID}
+    for (operator, _), point in kinds.items():
+        raw = microbench.build(point, 2)
+        session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
+        assert sum(node.op_type == operator for node in onnx.load_model_from_string(raw).graph.node) == 2
+        assert len(session.get_outputs()) == 1
+
+
+def test_a_calibrated_profile_predicts_what_it_was_made_of(profile: DeviceProfile) -> None:
+    """Operators of the grid that were held back come out within a third, most within a tenth."""
+    held = [microbench.work(point) for point in GRID[600:]]
+    graph = _graph(held)
+    predicted = predict_layers(graph, profile)
+    errors = sorted(
+        abs(predicted[str(place)] / (SLOWER * made_up_s(work)) - 1) for place, work in enumerate(held) if work.family
+    )
+
+    assert errors[len(errors) // 2] < 0.1 and errors[int(0.95 * len(errors))] < 0.35
+
+
+def test_networks_correct_the_sum_over_operators(profile: DeviceProfile) -> None:
+    """What whole networks take longer than the sum is found, whatever a second, disturbed visit said."""
+    assert profile.fit is not None
+    assert profile.fit.correction == pytest.approx(SLOWER, rel=0.05)
+    assert profile.fit.run_s == pytest.approx(4e-6)
+
+
+def test_weights_that_no_cache_keeps_are_found() -> None:
+    """Networks beyond 8 MiB cost a nanosecond a byte more: size and price come out."""
+    size = [2.0**power for power in range(16, 27)]
+    networks = [Network(1.1e-3 + (1e-9 * one if one > 8 << 20 else 0.0), 1e-3, one, 1.0) for one in size]
+    found = fit_networks(networks)
+
+    assert found.correction == pytest.approx(1.1) and found.cached_bytes == 8 << 20
+    assert found.uncached_s_per_byte == pytest.approx(1e-9)
+    assert max(map(abs, found.residuals)) < 1e-6
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_profile_survives_its_file(profile: DeviceProfile, as_json: bool) -> None:
+    """As YAML and as JSON, number by number."""
+    assert parse_profile(profile_text(profile, as_json), "mine") == profile
+
+
+def test_every_prediction_lies_inside_its_interval(profile: DeviceProfile) -> None:
+    """Of a fit as of rates; and a slice of many operators is known better than one operator."""
+    graph = _graph([microbench.work(point) for point in GRID[::40]])
+    for one in (profile, load_profile("raspberrypi4"), load_profile("coral-usb-rpi4")):
+        for prediction in predict_intervals(graph, one).values():
+            assert 0 <= prediction.low_s <= prediction.seconds <= prediction.high_s
+    predictor = Predictor(profile)
+    together = predictor.together(graph.layers)
+    assert together.seconds == pytest.approx(sum(predict_layers(graph, profile).values()))
+    alone = [predictor.together((layer,)) for layer in graph.layers]
+    assert together.high_s / together.seconds < max(one.high_s / max(one.seconds, 1e-12) for one in alone)
+
+
+def test_an_operator_without_a_family_goes_by_its_class(profile: DeviceProfile) -> None:
+    """TFLite's operators and strangers are predicted from their operations and bytes, in proportion."""
+    small, large = Work("conv", 1e6, 1e5), Work("conv", 1e8, 1e7)
+    seconds = predict_layers(_graph([small, large]), profile)
+
+    assert 0 < seconds["0"] < seconds["1"]
+    assert seconds["1"] == pytest.approx(SLOWER * made_up_s(large), rel=1.0)
+
+
+def test_a_slice_pays_for_its_run_and_its_tensors(profile: DeviceProfile) -> None:
+    """What the sum over layers leaves out is in the slice."""
+    graph = _graph([GRID_WORK])
+    predictor = Predictor(profile)
+    together, slice_ = predictor.together(graph.layers), predictor.slice(graph.layers, tensors=6)
+
+    assert profile.fit is not None
+    assert slice_.seconds - together.seconds == pytest.approx(profile.fit.run_s + 4 * profile.fit.tensor_s)
+
+
+GRID_WORK = microbench.work(GRID[0])
+
+
+def test_measuring_gives_times_for_points_and_networks() -> None:
+    """The child measures what it is given, however little time it has, and says how far it is."""
+    heard: list[Seen] = list(calibrate._child(Job(seconds=0.01, visits=1, batch=8, most_points=8)))
+    places = {place for seen in heard if not seen.whole for place in seen.seconds}
+
+    assert any(seen.whole for seen in heard) and places <= set(range(8))
+    assert all(second > 0 for seen in heard for second in seen.seconds.values())
+
+
+def test_too_little_was_measured_is_said() -> None:
+    """Without networks there is nothing to check the sum with."""
+    few = Times()
+    few.add(Seen(batch=0, batches=1, whole=False, empty_s=1e-6, tensor_s=0.0, seconds={0: 1e-3, 1: 1e-3}))
+    with pytest.raises(UsageError, match="more minutes"):
+        fit_points(few, machine="m", runtime="r", today="d")
+    with pytest.raises(UsageError, match="minute"):
+        calibrate.measure_points(0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--name", "raspberrypi4"], "profile of your own"),
+        (["--name", "My Board"], "profile of your own"),
+        (["--out", "profile.txt"], "ends with .yaml or .json"),
+        (["--out", "nowhere/profile.yaml"], "no folder"),
+        (["--base", "toaster"], "no device profile"),
+        (["--minutes", "0"], "minute"),
+    ],
+)
+def test_a_wrong_call_fails_before_it_measures(arguments: list[str], said: str) -> None:
+    """Names, files and minutes are looked at first."""
+    result = CliRunner().invoke(cli, ["calibrate", *arguments])
+
+    assert isinstance(result.exception, UsageError) and said in str(result.exception)
+
+
+def _graph(works: list[Work]) -> LayerGraph:
+    layers = tuple(Layer(str(place), (place,), ("x",), ("y",), (), 0, (work,)) for place, work in enumerate(works))
+    return LayerGraph(layers, {name: Tensor(name, "FP32", (1,), 4) for name in ("x", "y")}, ("x",), ("y",))

@@ -1,0 +1,147 @@
+"""Codecs: what they keep, what they refuse, and that ONNX's own operators undo them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from onnx import TensorProto, helper
+
+from edgesplit import codecs, oip
+from edgesplit.errors import UsageError
+from edgesplit.release import TensorSpec
+
+FLOATS = arrays.arrays(
+    np.float32,
+    arrays.array_shapes(min_dims=0, max_dims=3, max_side=6),
+    elements=st.floats(allow_nan=True, allow_infinity=True, width=32),
+)
+
+
+def there_and_back(tensor: np.ndarray[Any, Any], codec: str) -> np.ndarray[Any, Any]:
+    """Encoded, through a real body, decoded by the row's specs."""
+    spec = TensorSpec("t", oip.datatype(tensor), tensor.shape)
+    body, length = oip.encode_request(oip.InferRequest(codecs.encode_all({"t": tensor}, {"t": codec})))
+    asked = oip.decode_request(b"".join(body), length)
+    tensors = codecs.decode_all(asked.inputs, [spec], {"t": codec})
+    oip.check_tensors(tensors, [spec])
+    return tensors["t"]
+
+
+@given(FLOATS, st.sampled_from(codecs.CODECS))
+def test_every_float_tensor_survives_within_its_codecs_step(tensor: np.ndarray[Any, Any], codec: str) -> None:
+    """Raw is exact; fp16 keeps 11 bits; int8 is off by at most a step; what neither can hold comes back untouched."""
+    back = there_and_back(tensor, codec)
+
+    if codec == "raw" or not np.isfinite(tensor).all():
+        assert np.array_equal(back, tensor, equal_nan=True)
+    elif codec == "fp16":
+        assert np.allclose(back, tensor, rtol=2**-11, atol=2**-25)
+    elif tensor.size:
+        step = (max(float(tensor.max()), 0) - min(float(tensor.min()), 0)) / 255
+        assert np.max(np.abs(back.astype(np.float64) - tensor)) <= step * 1.001 or np.array_equal(back, tensor)
+
+
+@pytest.mark.parametrize(
+    ("value", "codec"), [(65505.0, "fp16"), (-7e4, "fp16"), (np.nan, "fp16"), (np.inf, "int8"), (3.4028235e38, "int8")]
+)
+def test_what_a_codec_would_spoil_travels_raw(value: float, codec: str) -> None:
+    """One value past fp16's largest, one that is no number, a range that FP32 cannot hold: the tensor goes as it is."""
+    tensor = np.array([1.0, value, -1e38 if value > 1e38 else 0.5], np.float32)
+
+    sent = codecs.encode("t", tensor, codec)
+
+    assert list(sent) == ["t"] and sent["t"].dtype == np.float32
+    assert np.array_equal(there_and_back(tensor, codec), tensor, equal_nan=True)
+
+
+def test_the_largest_fp16_still_travels_as_one() -> None:
+    """65504 is the last that fits."""
+    assert codecs.encode("t", np.array([65504.0], np.float32), "fp16")["t"].dtype == np.float16
+
+
+def test_only_floats_are_lossy() -> None:
+    """Whole numbers, truth values and text travel as they are, whatever the row says."""
+    for tensor in (np.arange(4), np.array([True]), np.array([b"a"], object), np.zeros((0, 3), np.float32)):
+        for codec in codecs.CODECS:
+            assert codecs.encode("t", tensor, codec) == {"t": tensor} or not tensor.size
+    assert codecs.lossy_codecs("INT8") == () and codecs.lossy_codecs("FP16") == ("int8",)
+
+
+@pytest.mark.parametrize("shift", [0.0, -1.0, 1.0, 5.0])
+def test_onnx_does_and_undoes_the_same(shift: float) -> None:
+    """A foreign server needs no code of ours: ONNX's own operators give the same bits, and the same values back."""
+    tensor = (np.random.default_rng(7).standard_normal((1, 8, 5)) + shift).astype(np.float32)
+    sent = codecs.encode("t", tensor, "int8")
+
+    bits, scale, zero_point = run_node("DynamicQuantizeLinear", {"t": tensor}, ["q", "s", "z"])
+    assert np.array_equal(bits, sent["t"])
+    assert scale == sent["t:scale"][0] and zero_point == sent["t:zero_point"][0]
+    (back,) = run_node("DequantizeLinear", sent, ["y"])
+    assert np.array_equal(back, codecs.decoded("t", sent, tensor))
+    half = codecs.encode("t", tensor, "fp16")
+    (cast,) = run_node("Cast", half, ["y"], to=TensorProto.FLOAT)
+    assert np.array_equal(cast, codecs.decoded("t", half, tensor))
+
+
+def run_node(
+    operator: str, feeds: dict[str, np.ndarray[Any, Any]], outputs: list[str], **attributes: int
+) -> list[np.ndarray[Any, Any]]:
+    """One ONNX operator on onnxruntime."""
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in feeds.items()
+    ]
+    node = helper.make_node(operator, list(feeds), outputs, **attributes)
+    graph = helper.make_graph([node], "one", inputs, [onnx.ValueInfoProto(name=name) for name in outputs])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    values: list[np.ndarray[Any, Any]] = session.run(None, feeds)
+    return values
+
+
+@pytest.mark.parametrize(
+    "companions",
+    [
+        {},
+        {"t:scale": np.array([1.0], np.float32)},
+        {"t:scale": np.array([0.0], np.float32), "t:zero_point": np.array([0], np.uint8)},
+        {"t:scale": np.array([np.nan], np.float32), "t:zero_point": np.array([0], np.uint8)},
+        {"t:scale": np.array([1.0], np.float64), "t:zero_point": np.array([0], np.uint8)},
+        {"t:scale": np.array([1.0, 2.0], np.float32), "t:zero_point": np.array([0], np.uint8)},
+    ],
+)
+def test_companions_that_make_no_sense_are_refused(companions: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Eight bits without a scale, or with one that is not a positive number, are the sender's error."""
+    sent = {"t": np.zeros(3, np.uint8), **companions}
+
+    with pytest.raises(UsageError, match="t:"):
+        codecs.decode_all(sent, [TensorSpec("t", "FP32", (3,))], {"t": "int8"})
+
+
+def test_a_codec_that_the_row_does_not_have_is_not_believed() -> None:
+    """FP16 where the row says raw stays FP16, and the check against the row's inputs refuses it."""
+    spec = TensorSpec("t", "FP32", (2,))
+    tensors = codecs.decode_all({"t": np.zeros(2, np.float16)}, [spec], {})
+
+    with pytest.raises(UsageError, match="FP16"):
+        oip.check_tensors(tensors, [spec])
+    with pytest.raises(UsageError, match="not known"):
+        codecs.encode("t", np.zeros(2, np.float32), "int4")
+
+
+def test_the_wire_is_what_is_told() -> None:
+    """A server's metadata names what `encode` sends, and its size counts the companions."""
+    tensor = np.ones((1, 4), np.float32)
+    for codec in codecs.CODECS:
+        sent = codecs.encode("t", tensor, codec)
+        specs = codecs.wire_specs(TensorSpec("t", "FP32", (1, 4)), codec)
+        oip.check_tensors(sent, specs)
+        assert codecs.wire_bytes("t", sent) >= sum(one.nbytes for one in sent.values())
+    assert codecs.split("int8+zstd") == ("int8", True) and codecs.split("raw") == ("raw", False)

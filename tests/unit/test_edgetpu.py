@@ -1,0 +1,158 @@
+"""Device halves for an Edge TPU, with a stand-in on the PATH for a compiler that is not ours.
+
+What is compiled, what the release says of it, what an agent runs with an Edge TPU and without. What the real compiler
+makes is not tested here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from agent_world import CUT, EXPECTED, INPUT, LOCAL, Step, active, programs
+from edgesplit.errors import MalformedMessage, ModelRefused
+from edgesplit.plan import Link, Plan, Row
+from edgesplit.profiles import load_profile
+from edgesplit.release import Compiled, decode_manifest, encode_manifest
+from edgesplit.runtime import execute, tflite
+from edgesplit.runtime.tflite import LiteRtRuntime
+from edgesplit_agent.active import device_slices
+from edgesplit_controller.registry import LoadedModel
+from edgesplit_controller.releasing import compiled_for
+from edgesplit_partitioner import edgetpu
+from edgesplit_partitioner.prepared import whole_slice
+from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
+from edgesplit_partitioner.tflite_file import EDGE_TPU
+from edgesplit_partitioner.tflite_model import prepare_model
+from unit import tflite_models
+
+CORAL = "coral-usb-rpi4"
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program called edgetpu_compiler that answers every model with the same compiled file, and notes what it got."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "compiled").write_bytes(tflite_models.custom(EDGE_TPU))
+    program = folder / edgetpu.COMPILER
+    program.write_text(
+        f'#!/bin/sh\n# -s -o FOLDER FILE\ncp "$4" "{folder}/given"\ncp "{folder}/compiled" "$3/half_edgetpu.tflite"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def halves() -> tuple[list[CutSlice], list[frozenset[str]]]:
+    """The quantised model cut for a table of two cuts, and its rows."""
+    model = tflite_models.prepared("quantised")
+    layers = [layer.name for layer in model.graph.layers]
+    sets = [frozenset(layers[:2]), frozenset(layers[:3])]
+    slices = cut_slices(model, model.graph, atoms(model.graph, sets), None)
+    names = [one.slice.name for one in slices]
+    return slices, [frozenset(names[:1]), frozenset(names[:2]), frozenset()]
+
+
+def test_each_cut_is_compiled_beside_its_twins(compiler: Path) -> None:
+    """One compiled slice per row that runs anything on the device: the row's whole half in one file, with the tensors
+    that its twins take and give together."""
+    model = tflite_models.prepared("quantised")
+    slices, rows = halves()
+    made = edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows)
+
+    assert [one.compiled.covers for one in made] == [
+        (slices[0].slice.name,),
+        tuple(one.slice.name for one in slices[:2]),
+    ]
+    assert [one.cut.slice.kernels for one in made] == ["edgetpu"] * 2
+    assert made[1].cut.slice.inputs == slices[0].slice.inputs
+    assert made[1].cut.slice.outputs == slices[1].slice.outputs
+    assert [one.cut.files["model.tflite"] for one in made] == [(compiler / "compiled").read_bytes()] * 2
+    given = prepare_model((compiler / "given").read_bytes())
+    assert [len(layer.nodes) for layer in given.graph.layers] == [1, 1, 1]
+
+
+def test_a_half_that_the_compiler_refuses_runs_on_the_cpu(compiler: Path) -> None:
+    """A compiler that fails, or that puts nothing on the Edge TPU, leaves the twins alone."""
+    model = tflite_models.prepared("quantised")
+    slices, rows = halves()
+    (compiler / "compiled").write_bytes(tflite_models.quantised())
+    assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
+    (compiler / "compiled").unlink()
+    assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
+
+
+def test_the_plan_says_what_was_done(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiler, without it, and for a model that no compiler takes; other devices say nothing of it."""
+    coral = load_profile(CORAL)
+    assert "compiled per cut by edgetpu_compiler" in edgetpu.basis(coral, "tflite")["device"]
+    assert "only int8 TFLite models" in edgetpu.basis(coral, "onnx")["device"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "edgetpu_compiler is not on the PATH" in edgetpu.basis(coral, "tflite")["device"]
+    assert edgetpu.basis(load_profile("raspberrypi4"), "tflite") == {}
+    slices, rows = halves()
+    model = tflite_models.prepared("quantised")
+    assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
+
+
+def test_a_release_carries_what_was_compiled(compiler: Path) -> None:
+    """For a class with an Edge TPU the rows' device halves are compiled; for any other class nothing is."""
+    model = tflite_models.prepared("quantised")
+    slices, rows = halves()
+    table = Plan(
+        model="small@1",
+        device_class=CORAL,
+        rows=tuple(Row(name=f"cut-{place}", device=tuple(sorted(row))) for place, row in enumerate(rows)),
+        link=Link(up_bytes_per_s=1.0, down_bytes_per_s=1.0, rtt_s=0.0),
+    )
+    loaded = LoadedModel(model, model.graph, None)
+    assert len(compiled_for(loaded, slices, CORAL, table)) == 2
+    assert compiled_for(loaded, slices, "raspberrypi4", table) == []
+
+
+def with_compiled(covers: tuple[str, ...]) -> Compiled:
+    """A compiled slice of the agent's tiny model."""
+    first = active(LOCAL).manifest.slices[0]
+    one = msgspec.structs.replace(first, name="tpu01", kernels="edgetpu")
+    return Compiled(slice=one, device_class="pi4", covers=covers)
+
+
+def test_an_agent_runs_what_was_compiled_in_place_of_its_twins() -> None:
+    """Where it is loaded it stands for exactly the slices it covers; a tail, or a device without it, runs the twins."""
+    steps = programs() | {"tpu01": Step("x", "y", lambda x: (x + np.float32(1)) * np.float32(2))}
+    release = active(LOCAL, CUT, steps=steps)
+    manifest = msgspec.structs.replace(release.manifest, compiled=(with_compiled(("a", "b")),))
+    object.__setattr__(release, "manifest", manifest)
+
+    assert release.order(LOCAL.device) == ["tpu01"]
+    assert release.order(CUT.device) == ["a"]
+    assert np.array_equal(execute(steps, release.order(LOCAL.device), {"x": INPUT})["y"], EXPECTED)
+    assert device_slices(release.plan, manifest) == {"a", "b", "tpu01"}
+    without = active(LOCAL)
+    object.__setattr__(without, "manifest", manifest)
+    assert without.order(LOCAL.device) == ["a", "b"]
+
+
+def test_a_manifest_with_compiled_slices_is_checked() -> None:
+    """It travels like any other; one that covers what is not there is malformed."""
+    manifest = active(LOCAL).manifest
+    sound = msgspec.structs.replace(manifest, compiled=(with_compiled(("a", "b")),))
+    assert decode_manifest(encode_manifest(sound)) == sound
+    assert sound.slice("tpu01").kernels == "edgetpu"
+    for covers in ((), ("c",)):
+        with pytest.raises(MalformedMessage, match="covers slices"):
+            decode_manifest(encode_manifest(msgspec.structs.replace(manifest, compiled=(with_compiled(covers),))))
+
+
+def test_without_an_edge_tpu_the_slice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here there is none, and the refusal says so; the agent goes on with the twins."""
+    model = prepare_model(tflite_models.custom(EDGE_TPU))
+    assert model.kernels == "edgetpu"
+    (tmp_path / "model.tflite").write_bytes(model.raw)
+    monkeypatch.setattr(tflite, "EDGE_TPU_LIBRARY", "no-such-library.so")
+    with pytest.raises(ModelRefused, match="no Edge TPU runs it here"):
+        LiteRtRuntime().load(whole_slice(model), tmp_path)

@@ -1,0 +1,102 @@
+"""Fits in log space: they give back what made them, and stay sensible beyond what was measured."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit.profiles import OperatorFit
+from edgesplit_partitioner.features import FEATURES
+from edgesplit_partitioner.fit import Fitted, fit_family, fit_plane, interval
+
+NAMES = FEATURES["gemm"]
+
+
+def law(rows: float, inner: float, columns: float) -> float:
+    """Seconds with an overhead, arithmetic and weights: smooth, and no plane in the logarithms."""
+    return 2e-6 + 2 * rows * inner * columns / 5e10 + 4 * inner * columns / 1e10
+
+
+def points(count: int, seed: int = 1) -> list[tuple[float, float, float]]:
+    """Sizes evenly in the logarithm."""
+    rng = random.Random(seed)
+    return [tuple(round(math.exp(rng.uniform(0, math.log(1000)))) for _ in range(3)) for _ in range(count)]  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def fit() -> OperatorFit:
+    """Of 80 points of the law."""
+    sizes = points(80)
+    return fit_family("gemm", sizes, [law(*one) for one in sizes])
+
+
+def test_a_fit_predicts_points_that_it_never_saw(fit: OperatorFit) -> None:
+    """The median of points drawn anew is off by less than a tenth, the worst of 100 by less than half."""
+    fitted = Fitted(fit, NAMES)
+    errors = sorted(abs(fitted.seconds(one) / law(*one) - 1) for one in points(100, seed=2))
+
+    assert errors[50] < 0.1 and errors[94] < 0.5
+
+
+def test_the_interval_is_that_of_points_left_out(fit: OperatorFit) -> None:
+    """Some nine in ten points drawn anew lie inside."""
+    fitted = Fitted(fit, NAMES)
+    inside = [fit.low <= law(*one) / fitted.seconds(one) <= fit.high for one in points(200, seed=3)]
+
+    assert 0.75 < sum(inside) / len(inside) <= 1.0 and fit.low < 1 < fit.high
+
+
+def test_the_same_points_give_the_same_numbers(fit: OperatorFit) -> None:
+    """Nothing in a fit is random."""
+    sizes = points(80)
+
+    assert fit_family("gemm", sizes, [law(*one) for one in sizes]) == fit
+
+
+def test_what_a_file_stores_predicts_the_same(fit: OperatorFit) -> None:
+    """Through JSON and back, digit by digit."""
+    stored = msgspec.json.decode(msgspec.json.encode(fit), type=OperatorFit)
+
+    assert Fitted(stored, NAMES).seconds((7, 700, 70)) == Fitted(fit, NAMES).seconds((7, 700, 70))
+
+
+def test_beyond_the_points_time_grows_with_the_work(fit: OperatorFit) -> None:
+    """Twice the work beyond the largest size measured is twice the time; below the smallest one it falls no further."""
+    fitted = Fitted(fit, NAMES)
+    _, inner, columns = fit.highest
+
+    assert fitted.seconds((500, 4 * inner, columns)) == pytest.approx(4 * fitted.seconds((500, inner, columns)))
+    assert fitted.seconds((0, 0, 0)) == fitted.seconds(fit.lowest)
+
+
+def test_a_plane_has_no_points_and_still_the_trend() -> None:
+    """What serves operators without a family keeps the trend alone."""
+    sizes = [(10.0**power, 1.0) for power in range(2, 9)]
+    fit = fit_plane("class:conv", sizes, [1e-9 * flops for flops, _ in sizes])
+
+    assert not fit.points and not fit.bends
+    assert Fitted(fit, ("elements", "elements")).seconds((1e6, 1)) == pytest.approx(1e-3, rel=0.02)
+
+
+def test_a_family_without_sizes_is_its_median() -> None:
+    """Operators that only hand a buffer on cost one time, whatever they hand on."""
+    fit = fit_family("free", [(), (), ()], [1e-7, 2e-7, 9e-7])
+
+    assert Fitted(fit, ()).seconds(()) == pytest.approx(2e-7)
+
+
+def test_too_few_points_and_wrong_sizes_are_refused(fit: OperatorFit) -> None:
+    """A fit of three sizes needs five points, and takes three sizes."""
+    with pytest.raises(UsageError, match="too few"):
+        fit_family("gemm", points(4), [1e-6] * 4)
+    with pytest.raises(UsageError, match="3 sizes"):
+        Fitted(fit, NAMES).seconds((1, 2))
+
+
+def test_an_interval_always_holds_the_prediction() -> None:
+    """Even where all residuals lie on one side."""
+    assert interval([0.1, 0.2, 0.3])[0] == 1.0 and interval([-0.1, -0.2])[1] == 1.0

@@ -1,0 +1,136 @@
+"""Measuring codecs: every float tensor by every codec, exactly what the other side would compute from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgesplit import codecs
+from edgesplit.errors import UsageError
+from edgesplit_partitioner.costs import TensorCost
+from edgesplit_partitioner.loss import compared, halves
+from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
+from edgesplit_partitioner.onnx_model import prepare_model
+
+RNG = np.random.default_rng(11)
+
+
+def diamond(*, ends: str = "y", huge: bool = False) -> bytes:
+    """x -> conv -> t, which two branches read; they meet in a sum, a mean and a softmax."""
+
+    def weights(name: str, shape: tuple[int, ...], scale: float = 1.0) -> onnx.TensorProto:
+        return numpy_helper.from_array((scale * RNG.standard_normal(shape)).astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["t"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["t", "w1"], ["left"]),
+        helper.make_node("Conv", ["t", "w2"], ["right"], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["left", "right"], ["sum"]),
+        helper.make_node("ReduceMean", ["sum"], ["mean"], axes=[2, 3], keepdims=0),
+        helper.make_node("Softmax", ["mean"], [ends], axis=1),
+    ]
+    initializers = [
+        weights("w0", (4, 3, 3, 3), 1e6 if huge else 1.0),
+        weights("w1", (5, 4, 1, 1), 1e-6 if huge else 1.0),
+        weights("w2", (5, 4, 3, 3), 1e-6 if huge else 1.0),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])]
+    outputs = [helper.make_tensor_value_info(ends, TensorProto.FLOAT, [1, 5])]
+    graph = helper.make_graph(nodes, "diamond", inputs, outputs, initializers)
+    return bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+
+
+def samples(count: int) -> list[dict[str, Any]]:
+    return [{"x": RNG.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(count)]
+
+
+def test_losses_are_those_of_the_model_run_from_the_decoded_tensor() -> None:
+    """For the input, whose suffix is the whole model: the very figures that running the whole from it gives."""
+    model, given = prepare_model(diamond()), samples(5)
+
+    measured = measure_codecs(model, model.graph, samples=given)
+
+    assert measured.count == 5 and "t" in measured.tensors and "x" in measured.tensors
+    session = onnxruntime.InferenceSession(model.raw, providers=["CPUExecutionProvider"])
+    for codec, one in measured.tensors["x"].items():
+        errors = []
+        for sample in given:
+            back = codecs.decoded("x", codecs.encode("x", sample["x"], codec), sample["x"])
+            wanted, got = ({"y": session.run(None, {"x": x})[0]} for x in (sample["x"], back))
+            errors.append(compared(got, wanted).error)
+        for half, figures in zip(halves(5), (one.chosen, one.confirmed), strict=True):
+            assert figures.error == pytest.approx(np.mean([errors[n] for n in half]), rel=0.05, abs=1e-6)
+        assert one.cost.loss == one.chosen.loss and one.cost.confirmed_loss == one.confirmed.loss
+
+
+def test_sizes_are_what_travels_and_eight_bits_are_a_quarter() -> None:
+    """fp16 halves; int8 quarters, companions counted; every codec has its seconds."""
+    model = prepare_model(diamond())
+    found = measure_codecs(model, model.graph, samples=samples(2)).tensors["t"]
+
+    raw = model.types["t"].bytes
+    assert found["fp16"].cost.bytes == raw / 2
+    assert raw / 4 < found["int8"].cost.bytes < raw / 4 + 250
+    for one in found.values():
+        for cost in (one.cost, one.packed):
+            assert set(cost.encode_s) == set(cost.decode_s) == {"cloud"}
+        assert 0 <= one.chosen.error < 0.1 and one.chosen.accuracy is None
+
+
+def test_a_tensor_that_the_guard_sends_raw_has_no_such_codec() -> None:
+    """Values beyond fp16's largest: int8 is offered, fp16 is not."""
+    model = prepare_model(diamond(huge=True))
+
+    assert set(measure_codecs(model, model.graph, samples=samples(3)).tensors["t"]) == {"int8"}
+
+
+def test_labels_say_how_accurate_each_half_stays() -> None:
+    """With every answer as its label the raw model is always right, and int8's accuracy is told beside it."""
+    model, given = prepare_model(diamond()), samples(4)
+    session = onnxruntime.InferenceSession(model.raw, providers=["CPUExecutionProvider"])
+    labels = [int(session.run(None, sample)[0].argmax()) for sample in given]
+
+    one = measure_codecs(model, model.graph, samples=given, labels=labels).tensors["t"]["int8"]
+
+    assert one.chosen.accuracy_raw == one.confirmed.accuracy_raw == 1.0 and one.chosen.accuracy is not None
+    with pytest.raises(UsageError, match="3 labels"):
+        measure_codecs(model, model.graph, samples=given, labels=[1, 2, 3])
+
+
+def test_one_sample_confirms_nothing() -> None:
+    """So no lossy codec is offered; nor without any, nor under a name that is taken."""
+    model = prepare_model(diamond())
+    assert measure_codecs(model, model.graph, samples=samples(1)) == CodecMeasures()
+    assert measure_codecs(model, model.graph) == CodecMeasures()
+    taken = prepare_model(diamond(ends="t:scale"))
+    assert "t" not in measure_codecs(taken, taken.graph, samples=samples(2)).tensors
+
+
+def test_progress_counts_samples_and_tensors() -> None:
+    """A progress display hears of every step once."""
+    heard: list[tuple[int, int]] = []
+    model = prepare_model(diamond())
+
+    found = measure_codecs(model, model.graph, samples=samples(3), progress=lambda *step: heard.append(step))
+
+    assert heard == [(step, len(heard)) for step in range(1, len(heard) + 1)]
+    assert len(heard) >= 3 + len(found.tensors)
+
+
+def test_lossy_codecs_stand_beside_the_lossless_ones() -> None:
+    """Costs get both, compressed and not; a tensor that has none stays as it was."""
+    model = prepare_model(diamond())
+    measured = measure_codecs(model, model.graph, samples=samples(2))
+    known = {"t": TensorCost(bytes=4096), "other": TensorCost(bytes=4)}
+
+    priced = with_codecs(known, measured)
+
+    assert set(priced["t"].codecs) == {"fp16", "fp16+zstd", "int8", "int8+zstd"}
+    assert priced["other"] == known["other"] and set(priced) == set(known)

@@ -1,0 +1,249 @@
+"""`edgectl plan` and `edgectl check` without a controller: files in, tables, pictures and exit codes out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgesplit.links import parse_link
+from edgesplit.plan import Row
+from edgesplit_cli.commands.plan import links_between
+from edgesplit_cli.main import main
+from edgesplit_cli.plot import label, line_colours
+from unit import onnx_models as tiny
+from unit.test_explain import chain_costs
+
+
+@pytest.fixture
+def costs_file(tmp_path: Path) -> Path:
+    """Three layers, planned from a file."""
+    path = tmp_path / "costs.json"
+    path.write_bytes(msgspec.json.encode(chain_costs()))
+    return path
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    """A tiny convolutional network."""
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(tiny.chain())
+    return path
+
+
+def edgectl(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """Run the command as the console script does; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["edgectl", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Any:
+    """What the command prints with --json."""
+    assert edgectl(monkeypatch, *arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_costs_file_is_planned_and_explained(
+    costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table, the reasons in sentences, and the same as JSON."""
+    assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--explain", "--keep-first", "1") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("switching table", "Why the cut after narrow?", "Next best is", "--keep-first 1 does not bind"):
+        assert words in text
+    found = as_json(monkeypatch, capsys, "plan", costs_file, "--link", "lte", "--explain")
+    assert found["explanation"]["best"]["last"] == {"device": "narrow"}
+    assert found["best"] == "cut-1"
+
+
+def test_model_file_is_planned_without_a_controller(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured here, predicted for the device and for a gateway; the data folder holds nothing."""
+    found = as_json(
+        monkeypatch, capsys, "--data", model_file.parent / "none", "plan", model_file, "--device", "raspberrypi4",
+        "--tier", "edge=jetson-nano@100mbit/2ms", "--link", "lte", "--input", "image/jpeg 64x48 scale=1/255",
+    )  # fmt: skip
+    assert found["tiers"] == ["device", "edge", "cloud"]
+    assert found["basis"]["edge"].startswith("predicted: device profile jetson-nano")
+    assert found["basis"]["cloud"].startswith("measured")
+    assert [link["name"] for link in found["links"]] == ["100mbit/2ms", "lte"]
+    assert found["certificate"]["gap"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--memory", "much"], 2, "no size"),
+        (["--energy", "5W"], 2, "no energy"),
+        (["--deadline", "soon"], 2, "no duration"),
+        (["--objective", "speed"], 2, "none of latency, p95, energy, throughput"),
+        (["--tier", "edge"], 2, "no tier"),
+        (["--tier", "gateway@wifi"], 2, "no such tier"),
+        (["--link", "fast"], 2, "not a link"),
+        (["--deadline", "1ms"], 4, "deadline"),
+        (["--plot", "picture.txt"], 2, "end it in .svg"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    costs_file: Path,
+    arguments: list[str],
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Wrong words exit with 2, limits that no cut keeps with 4."""
+    assert edgectl(monkeypatch, "plan", costs_file, *arguments) == code
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_needs_a_device(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a device profile nothing can be predicted."""
+    assert edgectl(monkeypatch, "plan", model_file) == 2
+    assert "--device PROFILE is needed" in capsys.readouterr().err
+
+
+def test_limits_and_objectives_reach_the_planner(
+    costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each option as the planner's own words."""
+    found = as_json(
+        monkeypatch, capsys, "plan", costs_file, "--link", "lte", "--radio", "none", "--objective",
+        "latency=1,energy=0.5", "--memory", "500kB", "--deadline", "900ms", "--energy", "20J", "--fallback", "cold",
+    )  # fmt: skip
+    assert found["limits"] == {
+        "memory_bytes": "500000.0", "energy_joules": "20.0", "deadline_s": "0.9", "fallback": "cold"
+    }  # fmt: skip
+    assert found["objective"] == "1*latency + 0.5*energy"
+
+
+def test_a_trace_is_the_uplink_of_the_first_link(
+    costs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the time fast, half slow: p95 is planned for the slow half, the mean for the harmonic mean."""
+    fast = [millisecond for millisecond in range(10_000) for _ in range(1)]
+    slow = list(range(10_000, 20_001, 100))
+    trace = tmp_path / "up.trace"
+    trace.write_text("\n".join(map(str, fast + slow)) + "\n")
+    p95 = as_json(monkeypatch, capsys, "plan", costs_file, "--trace", trace, "--objective", "p95")
+    mean = as_json(monkeypatch, capsys, "plan", costs_file, "--trace", trace)
+    assert p95["link"]["up_bytes_per_s"] == pytest.approx(15_000, rel=0.1)
+    assert mean["link"]["up_bytes_per_s"] == pytest.approx(2 / (1 / 1.5e6 + 1 / 15_000), rel=0.05)
+
+
+KINDS = ([], ["--objective", "energy", "--radio", "wifi"], ["--keep-raw-input"], ["--partition", "device"])
+
+
+@pytest.mark.parametrize("ending", [".svg", ".png"])
+def test_the_picture_is_drawn_for_every_kind_of_plan(
+    costs_file: Path, ending: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Latency, energy, a limit that forbids a candidate, and a forced cut; the same plan gives the same bytes."""
+    for number, more in enumerate(KINDS):
+        file = costs_file.parent / f"plan-{number}{ending}"
+        assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--plot", file, *more) == 0
+        assert f"drawn: {file}" in capsys.readouterr().out.replace("\n", "")
+        drawn = file.read_bytes()
+        assert drawn.startswith(b"\x89PNG") if ending == ".png" else b"The best cut over bandwidth" in drawn
+    again = costs_file.parent / f"again{ending}"
+    edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--plot", again)
+    assert again.read_bytes() == (costs_file.parent / f"plan-0{ending}").read_bytes()
+
+
+def test_labels_and_colours_tell_cuts_apart() -> None:
+    """Pure modes by name, long layer names by their end; no two cuts inside share a colour."""
+    inside = [Row(name=f"cut-{after}", after=after, remote=("z",)) for after in "ab"]
+    rows = [Row(name="remote", remote=("z",)), *inside, Row(name="local")]
+    assert len(set(line_colours(rows).values())) == 4
+    assert label({"name": "local", "after": "z"}) == "all on the device"
+    assert label({"name": "remote", "after": "", "up_bytes": 5, "compress": True}) == "all remote +zstd"
+    long = label({"name": "cut-1", "after": "block/" * 20 + "conv", "up_bytes": 5})
+    assert long.startswith("after …") and long.endswith("block/conv") and len(long) < 40
+
+
+def test_links_join_neighbours_and_the_first_has_the_radio() -> None:
+    """--link reaches the cloud, each tier's own link reaches the tier; the radio is that of the link's name."""
+    wifi, lte = parse_link("wifi"), parse_link("lte/2")
+    found = links_between(("device", "edge", "cloud"), wifi, [("edge", "", lte)])
+    assert list(found) == ["device-edge", "edge-cloud"]
+    assert found["device-edge"].radio == "lte" and found["edge-cloud"] == wifi
+    assert links_between(("device", "cloud"), parse_link("8mbit/40ms"))["device-cloud"].name == "8mbit/40ms"
+
+
+def test_check_of_a_file(model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every boundary by name, the reason where there is none, exit code 0; as JSON with a verdict for scripts."""
+    assert edgectl(monkeypatch, "check", model_file) == 0
+    text = capsys.readouterr().out
+    assert "stem/Conv" in text and "a fused group" in text and "exact" in text
+    found = as_json(monkeypatch, capsys, "check", model_file, "--input", "image/jpeg 64x48 scale=1/255")
+    assert found["fine"] and found["cuts"][1]["after"] == "input"
+
+
+def test_check_takes_the_cuts_of_a_plan(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan's JSON is read, and its rows tried; what is no plan is refused."""
+    made = as_json(monkeypatch, capsys, "plan", model_file, "--device", "raspberrypi4")
+    plan_file = model_file.parent / "plan.json"
+    plan_file.write_text(json.dumps(made))
+    assert as_json(monkeypatch, capsys, "check", model_file, "--plan", plan_file)["fine"]
+    plan_file.write_text("[]")
+    assert edgectl(monkeypatch, "check", model_file, "--plan", plan_file) == 2
+
+
+def test_check_of_what_is_no_model_exits_as_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code 3, and what the file is instead."""
+    (tmp_path / "odd.onnx").write_bytes(b"\x80\x04pickle")
+    assert edgectl(monkeypatch, "check", tmp_path / "odd.onnx") == 3
+    assert "pickle" in capsys.readouterr().err
+
+
+class Registered:
+    """A controller that has one model."""
+
+    asked: dict[str, Any]
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The model as it is shown, or its costs."""
+        self.asked = query
+        if path.endswith("/costs"):
+            return msgspec.to_builtins(chain_costs())
+        return {"model": "door@3", "input": "image/jpeg 64x48 scale=1/255", "bindings": {}}
+
+    def download(self, path: str) -> bytes:
+        """Its file."""
+        assert path == "/v1/models/door%403/file"
+        return tiny.chain()
+
+
+def test_a_registered_model_is_checked_as_it_was_pushed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file, its input spec and its bindings come from the controller; they cannot be given again."""
+    monkeypatch.setattr("edgesplit_cli.local_model.Api.of", lambda data: Registered())
+    found = as_json(monkeypatch, capsys, "check", "door")
+    assert found["model"] == "door@3" and found["cuts"][0]["sends"] == ["frame"] and found["fine"]
+    assert edgectl(monkeypatch, "check", "door", "--bind", "batch=1") == 2
+
+
+def test_a_registered_model_is_planned_from_the_controllers_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Device profile and lossy codecs are asked for where they are needed; what is for files is refused."""
+    controller = Registered()
+    monkeypatch.setattr("edgesplit_cli.commands.plan.Api.of", lambda data: controller)
+    found = as_json(monkeypatch, capsys, "plan", "door", "--device", "raspberrypi4", "--allow-loss", "1%")
+    assert found["model"] == "doorbell@1"
+    assert controller.asked == {"device": "raspberrypi4", "tier": None, "lossy": True}
+    assert edgectl(monkeypatch, "plan", "door", "--device", "raspberrypi4", "--bind", "batch=1") == 2
