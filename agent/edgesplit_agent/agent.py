@@ -26,6 +26,7 @@ from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.remote import Remote
+from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states
 from edgesplit_agent.uplink import Uplink
@@ -64,13 +65,15 @@ class Agent:
         self._windows = Windows()
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
-        self._engine = Engine(identity.device_class, self._make_remote(tls), observe=self._observe)
+        self._remote = self._make_remote(tls)
+        self._engine = Engine(identity.device_class, self._remote, observe=self._observe)
         self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
         store = ChunkStore(folder.chunks, folder.releases)
         self._work = Work(folder, identity, self._engine, store, self._make_runtime)
         self._updater = Updater(self._work)
         self._tls, self._store = tls, store
         self._uplink: Uplink | None = None
+        self._renewing = Renewing(folder, identity, self._renewed)
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
@@ -86,15 +89,18 @@ class Agent:
             sample=self._sample,
             emulated=self._settings.emulate,
             local_url=self.url,
+            certificate=lambda: str(certificate_in_use(self._folder).serial_number),
         )
         self._work.connect(self._uplink)
         self._updater.start(want, running)
         self._uplink.start(self._updater.offer, self._updater.online)
+        self._renewing.start()
         here = Here(device=self._identity.device, url=self.url, pid=os.getpid(), emulated=self._settings.emulate)
         self._folder.write_here(here)
 
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
+        self._renewing.stop()
         self._server.stop()
         if self._uplink is not None:
             self._uplink.stop()
@@ -129,6 +135,15 @@ class Agent:
             "joined": self._engine.joined,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
+
+    def _renewed(self) -> None:
+        """Show the new certificate from now on, everywhere."""
+        held = credentials(self._folder)
+        self._tls.load_cert_chain(held.certificate_file, held.key_file)
+        if self._remote is not None:
+            self._remote.renew()
+        if self._uplink is not None:
+            self._uplink.renew()
 
     def _model_status(self, model: str) -> dict[str, Any]:
         release = self._engine.serving[model]

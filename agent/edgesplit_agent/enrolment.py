@@ -57,7 +57,7 @@ def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None) -
     url = controller_url or claim.controller_url
     key = load_or_make_key(folder.key_file)
     request = EnrolmentRequest(token=claim.token, csr_pem=certificate_request(key, claim.device).decode())
-    enrolled = decode_document(_post(url, claim.ca_pem, encode_document(request)), Enrolled)
+    enrolled = decode_document(post(url, "/v1/enrol", claim.ca_pem, encode_document(request), "the claim"), Enrolled)
     if enrolled.device != claim.device:
         raise TrustError(f"the controller enrolled us as {enrolled.device[:63]!r}, the claim says {claim.device!r}")
     write_durably(folder.certificate_file, enrolled.certificate_pem.encode())
@@ -92,12 +92,14 @@ def enrol_patiently(
 
 
 def credentials(folder: DataFolder) -> Credentials:
-    """What this device shows to broker and offload server."""
+    """What this device shows to broker and offload server: what it was renewed with, else what it enrolled with."""
+    if folder.renewed_file.exists():
+        return Credentials(folder.renewed_file, folder.renewed_file, folder.ca_file)
     return Credentials(folder.key_file, folder.certificate_file, folder.ca_file)
 
 
-def _post(url: str, ca_pem: str, body: bytes) -> bytes:
-    """The controller's answer; its TLS certificate must be of the claim's authority."""
+def post(url: str, path: str, ca_pem: str, body: bytes, what: str) -> bytes:
+    """The controller's answer; its TLS certificate must be of our authority. `what` is asked for, for people."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise UsageError(f"not the address of a controller: {url[:200]!r} (as in https://controller:8443)")
@@ -105,12 +107,13 @@ def _post(url: str, ca_pem: str, body: bytes) -> bytes:
         parts.hostname, parts.port or 443, timeout=TIMEOUT_S, context=enrolment_context(ca_pem)
     )
     try:
-        path = parts.path.rstrip("/") + "/v1/enrol"
-        connection.request("POST", path, body=body, headers={"content-type": "application/json"})
+        connection.request(
+            "POST", parts.path.rstrip("/") + path, body=body, headers={"content-type": "application/json"}
+        )
         response = connection.getresponse()
         answer = response.read(ANSWER_BYTES)
     except ssl.SSLCertVerificationError as error:
-        raise TrustError(f"{url} is not the controller of this claim: {error.verify_message}") from error
+        raise TrustError(f"{url} is not the controller of our authority: {error.verify_message}") from error
     except (OSError, http.client.HTTPException) as error:
         raise LinkError(f"cannot reach the controller at {url}: {error}") from error
     finally:
@@ -118,7 +121,7 @@ def _post(url: str, ca_pem: str, body: bytes) -> bytes:
     if response.status >= 500 or response.status in (408, 429):
         raise LinkError(f"the controller at {url} is not ready: {response.status}")
     if response.status not in (200, 201):
-        raise TrustError(f"the controller refused the claim ({response.status}): {_reason(answer)}")
+        raise TrustError(f"the controller refused {what} ({response.status}): {_reason(answer)}")
     return answer
 
 

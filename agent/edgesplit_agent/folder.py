@@ -1,6 +1,6 @@
 """The agent's own data folder: what is in it, who holds it, and the few small files that must survive a power cut.
 
-    identity/       key.pem (0600), certificate.pem, ca.pem, enrolled.json
+    identity/       key.pem (0600), certificate.pem, ca.pem, enrolled.json; renewed.pem (0600: key and certificate)
     trust/          metadata and counters of edgesplit.trust
     chunks/aa/…     chunks on their way into a release, by SHA-256
     releases/…      whole releases, as edgesplit.releases lays them out
@@ -75,6 +75,7 @@ class DataFolder:
         self.identity = path / "identity"
         self.key_file = self.identity / "key.pem"
         self.certificate_file = self.identity / "certificate.pem"
+        self.renewed_file = self.identity / "renewed.pem"
         self.ca_file = self.identity / "ca.pem"
         self.trust = path / "trust"
         self.chunks = path / "chunks"

@@ -139,6 +139,8 @@ class _Connection(http.client.HTTPConnection):
         self._tls = tls
         self._name = name
         self.used = False
+        self.outdated = False
+        """It was opened with a certificate that we have replaced since."""
 
     def connect(self) -> None:
         super().connect()
@@ -218,6 +220,15 @@ class Remote:
             {}, outcome.elapsed_s, outcome.number(SECONDS_HEADER, 0.0), 1.0, PROBE_BYTES, len(outcome.body)
         )
 
+    def renew(self) -> None:
+        """Open connections anew from now on, for our certificate has changed; requests in flight are finished."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            for connection in self._busy:
+                connection.outdated = True
+        for connection in idle:
+            connection.close()
+
     def close(self) -> None:
         """Close every connection; requests in flight fail."""
         with self._lock:
@@ -253,7 +264,8 @@ class Remote:
     def _give(self, connection: _Connection, good: bool) -> None:
         with self._lock:
             self._busy.discard(connection)
-            keep = good and not self._closed and connection.sock is not None and len(self._idle) < IDLE_CONNECTIONS
+            usable = connection.sock is not None and not connection.outdated
+            keep = good and usable and not self._closed and len(self._idle) < IDLE_CONNECTIONS
             if keep:
                 self._idle.append(connection)
         if not keep:

@@ -8,6 +8,7 @@ wait happens on the network's thread.
 from __future__ import annotations
 
 import logging
+import secrets
 import ssl
 import threading
 from collections.abc import Callable
@@ -56,7 +57,11 @@ class Uplink:
         sample: Sample,
         emulated: bool,
         local_url: str,
+        certificate: Callable[[], str] = str,
     ) -> None:
+        """`certificate` tells the serial number of the certificate that a new connection shows."""
+        self._certificate = certificate
+        self._start_mark = secrets.token_hex(8)
         self._folder = folder
         self._identity = identity
         self._sample = sample
@@ -102,6 +107,10 @@ class Uplink:
                 log.info("left without a goodbye: %s", error)
         self._session.stop()
 
+    def renew(self) -> None:
+        """Connect anew, for our certificate has changed."""
+        self._session.reconnect()
+
     @property
     def connected(self) -> bool:
         """The broker is there."""
@@ -133,6 +142,8 @@ class Uplink:
             device_class=self._identity.device_class,
             emulated=self._emulated,
             local_url=self._local_url,
+            start=self._start_mark,
+            certificate=self._certificate(),
         )
         self._publish("birth", birth, wait_s=None)
         log.info("connected to the broker, session %d", self.session_number)

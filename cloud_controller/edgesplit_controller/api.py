@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect
 import edgesplit
 from edgesplit import errors
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, UsageError
+from edgesplit.identity import Renewal
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.devices import CLAIM_S, ClaimWish
@@ -124,6 +125,7 @@ class ClaimBody(Body):
     labels: dict[str, str] = {}
     link: str | None = None
     expires_s: int = CLAIM_S
+    replace: bool = False
 
 
 class EnrolBody(Body):
@@ -131,6 +133,15 @@ class EnrolBody(Body):
 
     token: str = Field(max_length=256)
     csr_pem: str = Field(max_length=8_192)
+
+
+class RenewBody(Body):
+    """A device whose certificate grows old."""
+
+    certificate_pem: str = Field(max_length=8_192)
+    csr_pem: str = Field(max_length=8_192)
+    signature: str = Field(max_length=256)
+    """Base64."""
 
 
 class Heavy:
@@ -216,10 +227,27 @@ def health() -> dict[str, Any]:
 @open_routes.post("/enrol")
 def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     """A device turns its claim token and a certificate request into a certificate."""
+    _not_too_often(request)
+    return _controller(request).enrol(body.token, body.csr_pem)
+
+
+@open_routes.post("/renew")
+def renew(request: Request, body: RenewBody) -> dict[str, Any]:
+    """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
+    _not_too_often(request)
+    try:
+        signature = base64.b64decode(body.signature, validate=True)
+    except binascii.Error as error:
+        raise UsageError("signature: not base64") from error
+    return _controller(request).renew(
+        Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature)
+    )
+
+
+def _not_too_often(request: Request) -> None:
     limit: RateLimit = request.app.state.enrolments
     if not limit.allow(request.client.host if request.client else "?"):
         raise Busy("too many enrolments from this address; try again in a few seconds")
-    return _controller(request).enrol(body.token, body.csr_pem)
 
 
 # ---- models -----------------------------------------------------------------------------------------------------
@@ -346,6 +374,7 @@ def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
         labels=body.labels,
         link=body.link or "",
         expires_s=body.expires_s,
+        replace=body.replace,
     )
     return _controller(request).claim(wish)
 

@@ -55,9 +55,11 @@ def access_rules() -> str:
     return "\n".join(lines) + "\n"
 
 
-def configuration(folder: Path, credentials: Credentials, host: str, port: int, user: str) -> str:
+def configuration(
+    folder: Path, credentials: Credentials, host: str, port: int, user: str, revoked_file: Path | None = None
+) -> str:
     """mosquitto.conf for one TLS listener; `folder` holds the access rules and what mosquitto keeps."""
-    settings = {
+    settings: dict[str, object] = {
         "per_listener_settings": "false",
         "listener": f"{port} {host}".strip(),
         "cafile": credentials.ca_file,
@@ -85,6 +87,8 @@ def configuration(folder: Path, credentials: Credentials, host: str, port: int, 
         "log_timestamp": "false",
         "user": user,
     }
+    if revoked_file is not None:
+        settings["crlfile"] = revoked_file
     return "".join(f"{name} {value}\n" for name, value in settings.items())
 
 
@@ -99,7 +103,10 @@ class Broker:
         *,
         host: str = "127.0.0.1",
         program: str | None = None,
+        revoked_file: Path | None = None,
     ) -> None:
+        """`revoked_file` is a revocation list (PEM), there before `start`; `reload` has it read again."""
+        self._revoked_file = revoked_file
         self._folder = folder.resolve()
         self._credentials = credentials
         self._program = program
@@ -135,7 +142,7 @@ class Broker:
         user = pwd.getpwuid(os.getuid()).pw_name if os.getuid() == 0 else "mosquitto"
         write_durably(
             self._config_file,
-            configuration(self._folder, self._credentials, self.host, self.port, user).encode(),
+            configuration(self._folder, self._credentials, self.host, self.port, user, self._revoked_file).encode(),
             mode=0o600,
         )
         self._command = [program, "-c", str(self._config_file)]
@@ -160,6 +167,13 @@ class Broker:
         if process is not None and process.poll() is None:
             process.kill()
             process.wait()
+
+    def reload(self) -> None:
+        """Have mosquitto read its revocation list again; sessions that exist stay."""
+        with self._lock:
+            process = self._process
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGHUP)
 
     @property
     def _config_file(self) -> Path:

@@ -7,7 +7,9 @@ nobody), chains that pass OpenSSL's strict verification. Whether a claim is good
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import os
+import ssl
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Final
@@ -15,7 +17,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgesplit import names
@@ -26,6 +28,8 @@ from edgesplit.identity import Credentials, load_or_make_key
 AUTHORITY_LIFE: Final = timedelta(days=3650)
 LEAF_LIFE: Final = timedelta(days=365)
 RENEW_BEFORE: Final = timedelta(days=30)
+TAKEOVER_LIFE: Final = timedelta(minutes=10)
+"""Of a certificate by which the controller takes over, and so ends, a device's session."""
 BACKDATE: Final = timedelta(days=1)
 """Devices without a clock of their own are a little behind."""
 CSR_BYTES: Final = 8_192
@@ -72,6 +76,58 @@ class Authority:
         subject = names.device_name(name)
         certificate = self._leaf(subject, _requested_key(csr_pem), ExtendedKeyUsageOID.CLIENT_AUTH, None)
         return certificate.public_bytes(Encoding.PEM)
+
+    def recognise(self, certificate_pem: bytes) -> x509.Certificate:
+        """A device's certificate that we once issued, expired or not; MalformedMessage for anything else.
+
+        Whether it was revoked is not looked at.
+        """
+        if len(certificate_pem) > CSR_BYTES:
+            raise MalformedMessage(f"certificate of {len(certificate_pem)} bytes, at most {CSR_BYTES}")
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            certificate.verify_directly_issued_by(self._certificate)
+            purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except Exception as error:  # as for requests: OpenSSL has many ways to dislike bytes
+            raise MalformedMessage(f"not a certificate of this authority: {error}") from error
+        if list(purposes) != [ExtendedKeyUsageOID.CLIENT_AUTH]:
+            raise MalformedMessage("not a device's certificate")
+        return certificate
+
+    def revocation_list(self, serials: Iterable[int]) -> bytes:
+        """A signed list (PEM) of the certificates that are not to be believed any more.
+
+        It never expires before the authority does: a list that has run out would lock everybody out.
+        """
+        now = datetime.now(timezone.utc)
+        builder = x509.CertificateRevocationListBuilder(
+            issuer_name=self._certificate.subject, last_update=now - BACKDATE, next_update=now + AUTHORITY_LIFE
+        )
+        for serial in sorted(set(serials)):
+            entry = x509.RevokedCertificateBuilder(serial_number=serial, revocation_date=now)
+            builder = builder.add_revoked_certificate(entry.build())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        listed = builder.add_extension(issuer, critical=False).add_extension(
+            x509.CRLNumber(int(now.timestamp() * 1000)), critical=False
+        )
+        return listed.sign(self._key, None).public_bytes(Encoding.PEM)
+
+    def takeover_context(self, name: str) -> ssl.SSLContext:
+        """For connecting once under a device's own name, so that the broker ends the session which that name has.
+
+        The certificate lives for minutes, and its key nowhere but in memory.
+        """
+        key = Ed25519PrivateKey.generate()
+        subject = names.device_name(name)
+        certificate = self._leaf(subject, key.public_key(), ExtendedKeyUsageOID.CLIENT_AUTH, None, TAKEOVER_LIFE)
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        descriptor = os.memfd_create("takeover", os.MFD_CLOEXEC)
+        try:
+            os.write(descriptor, pem + certificate.public_bytes(Encoding.PEM))
+            file = Path(f"/proc/self/fd/{descriptor}")
+            return Credentials(file, file, self.certificate_file).client_context()
+        finally:
+            os.close(descriptor)
 
     def _make(self) -> x509.Certificate:
         public = self._key.public_key()
@@ -123,10 +179,11 @@ class Authority:
         public: Ed25519PublicKey,
         purpose: x509.ObjectIdentifier,
         alternatives: x509.SubjectAlternativeName | None,
+        life: timedelta = LEAF_LIFE,
     ) -> x509.Certificate:
         issuer = self._key.public_key()
         builder = (
-            _builder(_name(name), self._certificate.subject, public, LEAF_LIFE)
+            _builder(_name(name), self._certificate.subject, public, life)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)

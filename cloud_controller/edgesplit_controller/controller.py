@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from cryptography import x509
 from sqlalchemy import select
 
-from edgesplit.identity import Claim, Enrolled
+from edgesplit.errors import TrustError
+from edgesplit.identity import Claim, Enrolled, Renewal, check_renewal
 from edgesplit.plan import Link
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.database import Database, Device, Event, Model
-from edgesplit_controller.devices import ClaimWish, Devices
+from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
 from edgesplit_controller.director import Director
 from edgesplit_controller.planning import Planning, Wish, device_profile, link_of, slowest
+from edgesplit_controller.refusals import Forbidden
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.shown import shown_claim, shown_deployment, shown_device, shown_event, shown_model
@@ -37,6 +40,10 @@ class Authority(Protocol):
         """A device's certificate."""
         ...
 
+    def recognise(self, certificate_pem: bytes) -> x509.Certificate:
+        """A certificate that it once issued to a device."""
+        ...
+
 
 class Tell(Protocol):
     """How devices learn that something new is wanted of them."""
@@ -47,6 +54,18 @@ class Tell(Protocol):
 
     def forget(self, devices: Sequence[str]) -> None:
         """Clear soon what the broker retains of these devices."""
+        ...
+
+
+class Revoke(Protocol):
+    """How a revocation comes true."""
+
+    def publish(self) -> None:
+        """Let everybody know which certificates are revoked."""
+        ...
+
+    def cut(self, device: str) -> None:
+        """End soon the session that a device has."""
         ...
 
 
@@ -73,6 +92,7 @@ class Controller:
     director: Director
     authority: Authority
     tell: Tell
+    revocations: Revoke
     addresses: Addresses
     tuf_root: str
 
@@ -167,9 +187,24 @@ class Controller:
     def enrol(self, token: str, csr_pem: str) -> dict[str, Any]:
         """A certificate for a token, and where everything is."""
         let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request)
+        if let_in.replaced:
+            self.revocations.publish()
+            self.revocations.cut(let_in.device)
         if let_in.fresh:
             self.tell.forget([let_in.device])
         self.tell.tell([let_in.device])
+        return self._enrolled(let_in)
+
+    def renew(self, renewal: Renewal) -> dict[str, Any]:
+        """A new certificate for a device that proves to hold the key of one of ours, expired or not."""
+        old = self.authority.recognise(renewal.certificate_pem.encode())
+        try:
+            check_renewal(renewal, old)
+        except TrustError as error:
+            raise Forbidden(str(error)) from error
+        return self._enrolled(self.devices.renew(old, renewal.csr_pem.encode(), self.authority.sign_request))
+
+    def _enrolled(self, let_in: Enrolment) -> dict[str, Any]:
         enrolled = Enrolled(
             device=let_in.device,
             certificate_pem=let_in.certificate.decode(),
@@ -184,14 +219,19 @@ class Controller:
     def revoke(self, name: str) -> dict[str, Any]:
         """Take a device's right away, and forget what it was told."""
         self.devices.revoke(name)
+        self.revocations.publish()
+        self.revocations.cut(name)
         self.tell.tell([name])
         return {"device": name, "state": "revoked"}
 
     def all_devices(self) -> list[dict[str, Any]]:
         """Every device, and every claim that is still open for one not seen yet."""
         there = self.devices.all()
-        desired = self.director.desired()
-        enrolled = [shown_device(device, self.devices.state(device), desired.get(device.name, [])) for device in there]
+        desired, copied = self.director.desired(), self.devices.copied()
+        enrolled = [
+            shown_device(device, self.devices.state(device), desired.get(device.name, []), copied.get(device.name))
+            for device in there
+        ]
         living = {device.name for device in there if not device.revoked}
         claimed = {
             claim.device: shown_claim(claim) for claim in self.devices.open_claims() if claim.device not in living
@@ -202,7 +242,8 @@ class Controller:
     def device(self, name: str) -> dict[str, Any]:
         """One device: what it was told, what it does."""
         device = self.devices.get(name)
-        shown = shown_device(device, self.devices.state(device), self.director.desired().get(name, []))
+        desired = self.director.desired().get(name, [])
+        shown = shown_device(device, self.devices.state(device), desired, self.devices.copied().get(name))
         return {**shown, "plans": self._plans_in_use(device)}
 
     def _plans_in_use(self, device: Device) -> dict[str, Any]:

@@ -130,6 +130,35 @@ class Device(Table):
     telemetry: Mapped[Json | None]
 
 
+class CertificateRow(Table):
+    """A certificate that was issued to a device. None is ever forgotten."""
+
+    __tablename__ = "certificates"
+    __table_args__ = (Index("certificates_of_device", "device"),)
+
+    serial: Mapped[str] = mapped_column(primary_key=True)
+    """Decimal."""
+    device: Mapped[str]
+    public_key_sha256: Mapped[str]
+    issued: Mapped[float]
+    expires: Mapped[float]
+    revoked: Mapped[float | None]
+    reason: Mapped[str] = mapped_column(default="")
+    """Why it was revoked: `operator`, `replaced` (by other hardware), `renewed` (its successor was seen)."""
+
+
+class Starts(Table):
+    """The newest starts of one device's agent, by their marks: one that comes back after another is a second card."""
+
+    __tablename__ = "starts"
+
+    device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
+    marks: Mapped[list[Any]]
+    """`Birth.start`, newest last."""
+    copied: Mapped[float | None]
+    """When two agents were last seen to share the identity."""
+
+
 class Release(Table):
     """A signed release; its manifest is a blob whose SHA-256 is the digest."""
 

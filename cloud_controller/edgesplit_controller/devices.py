@@ -18,13 +18,22 @@ import msgspec
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from edgesplit import messages
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.names import device_name
-from edgesplit_controller.database import ClaimRow, Database, Desired, Device, TelemetryRow, record
+from edgesplit_controller.database import (
+    CertificateRow,
+    ClaimRow,
+    Database,
+    Desired,
+    Device,
+    Starts,
+    TelemetryRow,
+    record,
+)
 from edgesplit_controller.refusals import Conflict, Forbidden, unknown
 
 State = Literal["online", "stale", "offline", "revoked", "claimed"]
@@ -33,6 +42,10 @@ LONGEST_CLAIM_S = 30 * 86_400
 HISTORY = 10_000
 """Telemetry messages kept per device, give or take `TRIM_EVERY`."""
 TRIM_EVERY = 200
+STARTS = 16
+"""Newest starts of an agent that are remembered."""
+COPIED_EVERY_S = 3_600.0
+"""Two cards that fight for a name are recorded once an hour, not at every turn."""
 
 
 class ClaimWish(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +58,8 @@ class ClaimWish(msgspec.Struct, frozen=True, kw_only=True):
     link: str = ""
     """As `edgesplit.links.parse_link` reads it; empty: the plan asks for one, or assumes Wi-Fi."""
     expires_s: int = CLAIM_S
+    replace: bool = False
+    """The name is a device's already, and shall be taken from it by whoever uses this claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,18 @@ class Enrolment:
     certificate: bytes
     fresh: bool
     """It has a key that this name did not have before: what the broker retains of the name is another's."""
+    replaced: bool = False
+    """The name was taken from hardware that had it: its certificates are revoked, and its session must end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What taking in some messages brought to light."""
+
+    intruders: frozenset[str]
+    """Revoked devices that spoke: their session lives and must end."""
+    superseded: bool
+    """A renewed certificate was seen at work, so that older ones were revoked."""
 
 
 class Devices:
@@ -67,7 +94,10 @@ class Devices:
         self._untrimmed: Counter[str] = Counter()
 
     def claim(self, wish: ClaimWish) -> tuple[str, int]:
-        """A token that enrols this device once, and when it expires. Only its hash is kept."""
+        """A token that enrols this device once, and when it expires. Only its hash is kept.
+
+        Conflict where the name is a device's already, unless the wish says that it shall be replaced.
+        """
         device_name(wish.device)
         _check_labels(wish.group, wish.labels)
         if not 0 < wish.expires_s <= LONGEST_CLAIM_S:
@@ -76,6 +106,12 @@ class Devices:
         now = self._now()
         expires = int(now + wish.expires_s)
         with self._database.write() as session:
+            there = session.get(Device, wish.device)
+            if there is not None and not there.revoked and not wish.replace:
+                raise Conflict(
+                    f"{wish.device!r} is an enrolled device; `--replace` gives its name to other hardware and cuts it "
+                    f"off, `edgectl device revoke {wish.device}` only cuts it off"
+                )
             session.add(
                 ClaimRow(
                     token_sha256=_hash(token), device=wish.device, device_class=wish.device_class, group=wish.group,
@@ -103,20 +139,54 @@ class Devices:
         with self._database.write() as session:
             claim = _good_claim(session, token, key, now)
             certificate = issue(csr_pem, claim.device)
-            serial = str(x509.load_pem_x509_certificate(certificate).serial_number)
             claim.used, claim.public_key_sha256 = claim.used or now, key
+            others = (ClaimRow.device == claim.device, ClaimRow.used.is_(None))
+            session.execute(update(ClaimRow).where(*others).values(expires=0.0))
+            replaced = _revoke_certificates(session, claim.device, now, "replaced", but=key) > 0
+            serial = _issued(session, claim.device, certificate, key, now)
             fresh = _enrolled(session, claim, serial, key, now)
             record(session, now, claim.device, "device.enrolled", claim.device, serial=serial, public_key_sha256=key)
-            return Enrolment(claim.device, certificate, fresh)
+            return Enrolment(claim.device, certificate, fresh, replaced)
+
+    def renew(self, old: x509.Certificate, csr_pem: bytes, issue: Callable[[bytes, str], bytes]) -> Enrolment:
+        """A new certificate for the holder of `old`, which the caller has made sure to be ours and its sender's.
+
+        Good for an expired one too, so that a device comes back from a long absence; Forbidden for one that is
+        revoked, or whose successor was seen already.
+        """
+        key, now, serial = public_key_sha256(csr_pem), self._now(), str(old.serial_number)
+        with self._database.write() as session:
+            row = session.get(CertificateRow, serial)
+            device = session.get(Device, row.device) if row is not None else None
+            if row is None or device is None or row.revoked or device.revoked:
+                raise Forbidden("this certificate was revoked: the device needs a claim (`edgectl device claim`)")
+            certificate = issue(csr_pem, device.name)
+            new = _issued(session, device.name, certificate, key, now)
+            record(session, now, device.name, "device.renewed", device.name, serial=new, public_key_sha256=key)
+            return Enrolment(device.name, certificate, fresh=False)
+
+    def revoked_serials(self) -> list[int]:
+        """Of every certificate that must not be believed."""
+        with self._database.read() as session:
+            gone = select(CertificateRow.serial).where(CertificateRow.revoked.is_not(None))
+            return [int(serial) for serial in session.scalars(gone)]
+
+    def copied(self) -> dict[str, float]:
+        """When two agents were last seen to share an identity, by device."""
+        with self._database.read() as session:
+            rows = session.scalars(select(Starts).where(Starts.copied.is_not(None)))
+            return {row.device: row.copied for row in rows if row.copied is not None}
 
     def revoke(self, name: str) -> None:
-        """Forget what the device shall run and take it for dead; its name can be claimed again."""
+        """Forget what the device shall run and take it for dead; its certificates are revoked, its name is free."""
         with self._database.write() as session:
             device = _device(session, name)
             if device.revoked:
                 raise Conflict(f"device {name!r} is revoked already")
             now = self._now()
             session.execute(delete(Desired).where(Desired.device == name))
+            _adopt_certificate(session, device)
+            _revoke_certificates(session, name, now, "operator")
             device.revoked, device.alive = now, False
             device.statement, device.statement_expires = None, 0.0
             record(session, now, "operator", "device.revoked", name, serial=device.certificate_serial)
@@ -152,19 +222,27 @@ class Devices:
             good = select(ClaimRow).where(ClaimRow.used.is_(None), ClaimRow.expires > self._now())
             return session.scalars(good.order_by(ClaimRow.device)).all()
 
-    def hear(self, heard: Iterable[tuple[str, messages.Message]]) -> None:
+    def hear(self, heard: Iterable[tuple[str, messages.Message]]) -> Taken:
         """Take in what devices said, in order, in one transaction. Unknown and revoked devices are not heard."""
         now = self._now()
+        intruders: set[str] = set()
+        superseded = False
         with self._database.write() as session:
             for name, message in heard:
                 device = session.get(Device, name)
-                if device is not None and not device.revoked:
-                    _take_in(session, device, message, now)
-                    self._untrimmed[name] += isinstance(message, messages.Telemetry)
+                if device is None:
+                    continue
+                if device.revoked:
+                    if not isinstance(message, messages.Death):  # the broker says that, when the session has ended
+                        intruders.add(name)
+                    continue
+                superseded |= _take_in(session, device, message, now)
+                self._untrimmed[name] += isinstance(message, messages.Telemetry)
             session.flush()
             for name in [name for name, grown in self._untrimmed.items() if grown >= TRIM_EVERY]:
                 _trim(session, name)
                 del self._untrimmed[name]
+        return Taken(frozenset(intruders), superseded)
 
     def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
         """The newest telemetry of a device, oldest first."""
@@ -231,7 +309,44 @@ def _enrolled(session: Session, claim: ClaimRow, serial: str, key: str, now: flo
     )
     device.certificate_serial, device.public_key_sha256 = serial, key
     device.enrolled, device.revoked = now, None
+    if fresh:
+        session.execute(delete(Starts).where(Starts.device == claim.device))
     return fresh
+
+
+def _issued(session: Session, device: str, certificate_pem: bytes, key: str, now: float) -> str:
+    """Remember a certificate; its serial number."""
+    certificate = x509.load_pem_x509_certificate(certificate_pem)
+    serial = str(certificate.serial_number)
+    expires = certificate.not_valid_after_utc.timestamp()
+    row = CertificateRow(serial=serial, device=device, public_key_sha256=key, issued=now, expires=expires, revoked=None)
+    session.add(row)
+    session.flush()
+    return serial
+
+
+def _adopt_certificate(session: Session, device: Device) -> None:
+    """Remember the certificate of a device that enrolled before certificates were remembered."""
+    if session.get(CertificateRow, device.certificate_serial) is None:
+        session.add(
+            CertificateRow(
+                serial=device.certificate_serial, device=device.name, public_key_sha256=device.public_key_sha256,
+                issued=device.enrolled, expires=0.0, revoked=None,
+            )
+        )  # fmt: skip
+        session.flush()
+
+
+def _revoke_certificates(session: Session, device: str, now: float, reason: str, *, but: str = "") -> int:
+    """Revoke a device's certificates, but for those of one key; how many were good until now."""
+    there = session.get(Device, device)
+    if there is not None:
+        _adopt_certificate(session, there)
+    good = (CertificateRow.device == device, CertificateRow.revoked.is_(None), CertificateRow.public_key_sha256 != but)
+    rows = session.scalars(select(CertificateRow).where(*good)).all()
+    for row in rows:
+        row.revoked, row.reason = now, reason
+    return len(rows)
 
 
 def _check_labels(group: str, labels: Mapping[str, str]) -> None:
@@ -270,16 +385,17 @@ def _device(session: Session, name: str) -> Device:
     return device
 
 
-def _take_in(session: Session, device: Device, message: messages.Message, now: float) -> None:
-    """What one message changes. Those of an older session change nothing."""
+def _take_in(session: Session, device: Device, message: messages.Message, now: float) -> bool:
+    """What one message changes, and whether older certificates are now revoked. Those of an older session change
+    nothing."""
     if not isinstance(message, messages.Birth | messages.Death | messages.Reported | messages.Telemetry):
         if device.last_seen is None or now - device.last_seen > 1.0:
             device.last_seen = now
-        return
+        return False
     if message.session < device.session:
-        return
+        return False
     if isinstance(message, messages.Birth):
-        _born(session, device, message, now)
+        return _born(session, device, message, now)
     elif isinstance(message, messages.Death):
         if device.alive:
             record(session, now, device.name, "device.died", device.name, session=message.session)
@@ -289,14 +405,43 @@ def _take_in(session: Session, device: Device, message: messages.Message, now: f
     else:
         device.telemetry, device.last_seen = {"at": now, **msgspec.to_builtins(message)}, now
         session.add(TelemetryRow(device=device.name, at=now, content=msgspec.to_builtins(message)))
+    return False
 
 
-def _born(session: Session, device: Device, birth: messages.Birth, now: float) -> None:
+def _born(session: Session, device: Device, birth: messages.Birth, now: float) -> bool:
     """A new session is a sign of life; a known one may be the broker's retained copy and is none."""
+    superseded = False
     if birth.session > device.session:
         device.alive, device.last_seen = True, now
         record(session, now, device.name, "device.born", device.name, session=birth.session)
+        _count_starts(session, device.name, birth.start, now)
+        superseded = _succeeded(session, device, birth.certificate, now)
     device.session, device.birth = birth.session, msgspec.to_builtins(birth)
+    return superseded
+
+
+def _succeeded(session: Session, device: Device, serial: str, now: float) -> bool:
+    """A renewed certificate is at work: its predecessors have had their day. Were there any?"""
+    row = session.get(CertificateRow, serial) if serial and serial != device.certificate_serial else None
+    if row is None or row.device != device.name or row.revoked:
+        return False
+    device.certificate_serial, device.public_key_sha256 = serial, row.public_key_sha256
+    return _revoke_certificates(session, device.name, now, "renewed", but=row.public_key_sha256) > 0
+
+
+def _count_starts(session: Session, device: str, mark: str, now: float) -> None:
+    """An agent that speaks again after another start of it did is not the same one: the identity was copied."""
+    if not mark:
+        return
+    row = session.get(Starts, device)
+    if row is None:
+        row = Starts(device=device, marks=[], copied=None)
+        session.add(row)
+    if mark in row.marks[:-1]:
+        if row.copied is None or now - row.copied > COPIED_EVERY_S:
+            record(session, now, device, "device.copied", device)
+        row.copied = now
+    row.marks = [*(one for one in row.marks if one != mark), mark][-STARTS:]
 
 
 def _trim(session: Session, name: str) -> None:

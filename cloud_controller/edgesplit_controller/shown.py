@@ -37,7 +37,7 @@ def shown_deployment(row: Deployment) -> dict[str, Any]:
     }
 
 
-def shown_device(device: Device, state: str, desired: Sequence[Desired]) -> dict[str, Any]:
+def shown_device(device: Device, state: str, desired: Sequence[Desired], copied: float | None = None) -> dict[str, Any]:
     """A device: who it is, whether it lives, what it was told, what it said last (maybe long ago: see `state`)."""
     birth, reported = device.birth or {}, device.reported or {}
     return {
@@ -47,6 +47,7 @@ def shown_device(device: Device, state: str, desired: Sequence[Desired]) -> dict
         "group": device.group,
         "labels": device.labels,
         "link": device.link,
+        "copied": copied,
         "enrolled": device.enrolled,
         "last_seen": device.last_seen,
         "session": device.session,

@@ -8,7 +8,7 @@ started is told in one line (UsageError).
     DATA/keys/            the authority and our own certificates    DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
     DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
-    DATA/offload/         root.json and releases/ for the offload server
+    DATA/offload/         root.json, revoked.pem and releases/ for the offload server
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 import uvicorn
 
 import edgesplit
+from edgesplit import messages
 from edgesplit.durable import write_durably
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
@@ -51,6 +52,7 @@ from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.repository import Repository
+from edgesplit_controller.revocations import Revocations
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ CONNECT_S = 15.0
 TEND_S = 60.0
 OFFLOAD = "offload"
 API = "api"
+REVOKED = "revoked.pem"
 
 
 def run(
@@ -99,6 +102,7 @@ def offload_arguments(data: Path, *, port: int | None = None, bind: str | None =
         "--ca": credentials.ca_file,
         "--host": chosen_bind,
         "--port": chosen_port,
+        "--revoked": data / OFFLOAD / REVOKED,
     }
     return [str(word) for pair in words.items() for word in pair]
 
@@ -116,9 +120,12 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
         write_durably(data / OFFLOAD / "root.json", repository.root_bytes)
     (data / OFFLOAD / "releases").mkdir(exist_ok=True)
 
-    controller, delivery = _assemble(settings, authority, repository, stack)
-    _broker(settings, credentials["broker"], stack)
+    controller, delivery, revocations = _assemble(settings, authority, repository, stack)
+    revocations.publish()
+    revocations.tell(_broker(settings, credentials["broker"], stack))
     _mqtt(settings, authority, delivery, stack)
+    stack.callback(revocations.stop)
+    revocations.start()
     if settings.offload:
         _offload(settings, stack)
     _api(settings, controller, credentials[API], stack, ending)
@@ -131,7 +138,7 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
 
 def _assemble(
     settings: Settings, authority: Authority, repository: Repository, stack: ExitStack
-) -> tuple[Controller, Delivery]:
+) -> tuple[Controller, Delivery, Revocations]:
     """The parts that keep and decide, with nothing started yet."""
     data, now = settings.data, time.time
     database = Database(f"sqlite:///{data / 'controller.db'}")
@@ -144,13 +151,27 @@ def _assemble(
         database, blobs, registry, planning, repository, offload_releases=data / OFFLOAD / "releases", now=now
     )
     devices = Devices(database, stale_after_s=settings.stale_after_s, now=now)
+    revocations = Revocations(
+        authority,
+        devices.revoked_serials,
+        [data / "broker" / REVOKED, data / OFFLOAD / REVOKED],
+        (settings.own_address, settings.mqtt_port),
+    )
+
+    def hear(said: list[tuple[str, messages.Message]]) -> None:
+        taken = devices.hear(said)
+        if taken.superseded:
+            revocations.publish()
+        for device in taken.intruders:
+            revocations.cut(device)
+
     director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now)
     delivery = Delivery(
         Sources(
             metadata=repository.read,
             chunk=blobs.get,
             release_chunks=releasing.chunks_of,
-            hear=devices.hear,
+            hear=hear,
             statements=director.statements,
         )
     )
@@ -164,16 +185,19 @@ def _assemble(
         director=director,
         authority=authority,
         tell=delivery,
+        revocations=revocations,
         addresses=Addresses(_api_url(settings), settings.host, settings.mqtt_port, _offload_url(settings)),
         tuf_root=(data / OFFLOAD / "root.json").read_text(),
     )
-    return controller, delivery
+    return controller, delivery, revocations
 
 
-def _broker(settings: Settings, credentials: Credentials, stack: ExitStack) -> None:
-    broker = Broker(settings.data / "broker", credentials, settings.mqtt_port, host=settings.address)
+def _broker(settings: Settings, credentials: Credentials, stack: ExitStack) -> Broker:
+    folder = settings.data / "broker"
+    broker = Broker(folder, credentials, settings.mqtt_port, host=settings.address, revoked_file=folder / REVOKED)
     stack.callback(broker.stop)
     broker.start()
+    return broker
 
 
 def _mqtt(settings: Settings, authority: Authority, delivery: Delivery, stack: ExitStack) -> None:

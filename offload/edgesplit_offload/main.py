@@ -10,7 +10,7 @@ import logging
 import ssl
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from edgesplit.errors import EdgeError, UsageError
@@ -40,7 +40,12 @@ def serve(options: argparse.Namespace) -> None:
     if options.die_with_parent is not None:
         end_with_parent(options.die_with_parent)
     server = OffloadServer(
-        options.releases, _read(options.root), host=options.host, port=options.port, tls=_tls(options)
+        options.releases,
+        _read(options.root),
+        host=options.host,
+        port=options.port,
+        tls=_tls(options),
+        revoked=_revoked(options),
     )
     server.start()
     print(f"offload: listening on {server.url}", flush=True)
@@ -56,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cert", type=Path, help="this server's certificate (PEM); with --key and --ca")
     add("--key", type=Path, help="its private key (PEM)")
     add("--ca", type=Path, help="the authority that devices' certificates must come from (PEM)")
+    add("--revoked", type=Path, help="the authority's revocation list (PEM), read again when it changes; with --ca")
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
@@ -90,6 +96,16 @@ def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
     from edgesplit.identity import Credentials
 
     return Credentials(key_file=options.key, certificate_file=options.cert, ca_file=options.ca).server_context()
+
+
+def _revoked(options: argparse.Namespace) -> Container[object]:
+    if options.revoked is None:
+        return frozenset()
+    if options.ca is None:
+        raise UsageError("--revoked needs --ca: nobody else's list counts")
+    from edgesplit_offload.revoked import Revoked
+
+    return Revoked(options.revoked, options.ca)
 
 
 if __name__ == "__main__":

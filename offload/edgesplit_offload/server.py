@@ -13,7 +13,7 @@ import dataclasses
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, perf_counter
 
@@ -59,7 +59,9 @@ class OffloadServer:
         runtime: Runtime | None = None,
         at_once: int | None = None,
         waiting: int | None = None,
+        revoked: Container[object] = frozenset(),
     ) -> None:
+        self._revoked = revoked
         runs = at_once or os.cpu_count() or 1
         self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat())
         self._turns = Turns(runs, 8 * runs if waiting is None else waiting)
@@ -94,6 +96,8 @@ class OffloadServer:
         """The response, with what it took in here and how loaded that is."""
         began = perf_counter()
         try:
+            if request.peer_serial in self._revoked:
+                return error_response(403, "this certificate was revoked")
             response = self._route(request)
         except UnknownCoding as error:
             response = error_response(415, str(error), {"accept-encoding": ", ".join(CODINGS)})

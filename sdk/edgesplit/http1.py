@@ -71,6 +71,8 @@ class Request:
     body: memoryview | bytes = b""
     peer: str | None = None
     """Common name of the verified client certificate."""
+    peer_serial: int | None = None
+    """Its serial number, by which one is revoked."""
     closed: Callable[[], bool] = lambda: False
     """Has the client gone, so that nobody will read the answer?"""
 
@@ -199,6 +201,7 @@ class _Connection:
         self._sock = sock
         self._left = bytearray()
         self.peer: str | None = None
+        self.peer_serial: int | None = None
 
     def run(self) -> None:
         """Serve requests one after the other until either side is done."""
@@ -232,7 +235,7 @@ class _Connection:
         self._sock.settimeout(LIMITS.handshake_s)
         if isinstance(self._sock, ssl.SSLSocket):
             self._sock.do_handshake()
-            self.peer = _common_name(self._sock)
+            self.peer, self.peer_serial = _shown_by(self._sock)
 
     def _serve_one(self) -> bool:
         """One request and its answer; False when the connection has had its last."""
@@ -242,7 +245,9 @@ class _Connection:
         with self._server.running():
             self._continue(head, length)
             body = self._receive_body(length)
-            request = Request(head.method, path, query, head.headers, body, self.peer, self._is_closed)
+            request = Request(
+                head.method, path, query, head.headers, body, self.peer, self.peer_serial, self._is_closed
+            )
             response = self._server.answer(request)
             keep = head.keep_alive and not self._server.is_stopping
             self._send(response, keep=keep, with_body=head.method != "HEAD")
@@ -354,10 +359,12 @@ class _Connection:
             log.debug("refused peer left: %s", error)
 
 
-def _common_name(sock: ssl.SSLSocket) -> str | None:
-    """Whom the verified client certificate names."""
+def _shown_by(sock: ssl.SSLSocket) -> tuple[str | None, int | None]:
+    """Whom the verified client certificate names, and its serial number; None for a client without one."""
     certificate: Any = sock.getpeercert() or {}
-    return next((value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"), None)
+    names = (value for part in certificate.get("subject", ()) for key, value in part if key == "commonName")
+    serial = certificate.get("serialNumber")
+    return next(names, None), int(serial, 16) if serial else None
 
 
 def _head_bytes(response: Response, length: int, *, keep: bool) -> bytes:

@@ -14,13 +14,14 @@ from typing import TypeVar
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
 
 from edgesplit import names
 from edgesplit.durable import write_durably
-from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.errors import MalformedMessage, TrustError, UsageError
 
 _DOCUMENT_BYTES = 65_536
 _T = TypeVar("_T")
@@ -53,6 +54,21 @@ class EnrolmentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def __repr__(self) -> str:
         """Without the token."""
         return "EnrolmentRequest(...)"
+
+
+class Renewal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device posts to get a new certificate, for a new key, by the right of the one it has.
+
+    The right is the old key, not the connection: a certificate that has expired makes no connection any more, and yet
+    a device that was away for long shall come back by itself.
+    """
+
+    certificate_pem: str
+    """The certificate it has, expired or not."""
+    csr_pem: str
+    """For the key that it will use next."""
+    signature: bytes
+    """By the key of `certificate_pem` over `renewal_text(csr_pem)`."""
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +110,22 @@ def decode_document(raw: bytes, kind: type[_T]) -> _T:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage(f"{kind.__name__}: {error}") from error
+
+
+def renewal_text(csr_pem: str) -> bytes:
+    """What the old key signs: nothing else that it ever signs begins like this."""
+    return b"edgesplit renewal 1\n" + csr_pem.encode()
+
+
+def check_renewal(renewal: Renewal, old: x509.Certificate) -> None:
+    """The holder of `old` asks for exactly this; TrustError otherwise. Whose `old` is, the caller knows."""
+    key = old.public_key()
+    try:
+        if not isinstance(key, Ed25519PublicKey):
+            raise MalformedMessage("the old certificate's key is not Ed25519")
+        key.verify(renewal.signature, renewal_text(renewal.csr_pem))
+    except InvalidSignature as error:
+        raise TrustError("the renewal is not signed by the key of its old certificate") from error
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:

@@ -57,6 +57,10 @@ class Birth(msgspec.Struct, frozen=True, tag="birth"):
     emulated: bool
     local_url: str
     """Where applications on that device reach the agent."""
+    start: str = ""
+    """A random mark of this start of the agent: two that take turns are two agents with one identity."""
+    certificate: str = ""
+    """Serial number (decimal) of the certificate in use; tells that a renewed one has arrived."""
 
 
 class Death(msgspec.Struct, frozen=True, tag="death"):

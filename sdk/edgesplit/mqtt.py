@@ -33,6 +33,8 @@ QUEUED_BYTES = 32 * 2**20
 """QoS 0 bytes that may wait for the socket; more are dropped, as QoS 0 allows."""
 QUEUED_MESSAGES = 256
 """QoS 1 messages that may wait for their acknowledgement."""
+TAKEN_OVER = 0x8E
+"""MQTT 5, table 2-6: another connection uses our client id."""
 CONNECT_S = 5.0
 FIRST_DELAY_S = 0.25
 LONGEST_DELAY_S = 30.0
@@ -72,6 +74,7 @@ class Session:
         self._connected = threading.Event()
         self._stopping = threading.Event()
         self._said_goodbye = False
+        self._taken_over = False
         self._refused: dict[int, str] = {}
         self._waiting: deque[tuple[MQTTMessageInfo, int]] = deque()
         self._waiting_bytes = 0
@@ -117,6 +120,11 @@ class Session:
             self._say_goodbye()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(GOODBYE_S + 2 * CONNECT_S)
+
+    def reconnect(self) -> None:
+        """End this connection, if there is one, and make another: to show a new certificate."""
+        if self.connected:
+            self._client.disconnect()
 
     def publish(
         self,
@@ -215,6 +223,10 @@ class Session:
         while not self._stopping.is_set():
             was_connected = self._connect_and_pump()
             delay = FIRST_DELAY_S if was_connected else min(delay * 2, LONGEST_DELAY_S)
+            if (
+                self._taken_over
+            ):  # whoever took our name has it now: two that both hurry would only throw each other off
+                self._taken_over, delay = False, LONGEST_DELAY_S
             self._stopping.wait(random.uniform(0.5, 1.0) * delay)
 
     def _connect_and_pump(self) -> bool:
@@ -301,7 +313,9 @@ class Session:
     def _on_disconnect(
         self, client: Client, userdata: Any, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
-        self._lost(f"lost {self.address}: {reason}")
+        self._taken_over = reason.value == TAKEN_OVER
+        why = "another session of our own name took over: was this card copied?" if self._taken_over else reason
+        self._lost(f"lost {self.address}: {why}")
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from edgesplit import messages
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
@@ -67,8 +68,10 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def birth(session: int) -> messages.Birth:
-    return messages.Birth(session, 0.5, "1", "raspberrypi4", True, "http://127.0.0.1:8600")
+def birth(session: int, start: str = "", certificate: int | str = "") -> messages.Birth:
+    return messages.Birth(
+        session, 0.5, "1", "raspberrypi4", True, "http://127.0.0.1:8600", start=start, certificate=str(certificate)
+    )
 
 
 def telemetry(session: int, sequence: int = 1) -> messages.Telemetry:
@@ -139,10 +142,93 @@ def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: Bench
     bench.hear(birth(57))
     counter = bench.devices.get("cam").counter
 
-    assert bench.enrol(key="other").fresh
+    assert bench.enrol(key="other", replace=True).fresh
 
     assert bench.hear(birth(1)) == "online"
     assert bench.devices.get("cam").counter == counter
+
+
+def test_a_name_that_is_a_devices_is_not_claimed_by_accident(bench: Bench) -> None:
+    """Not while it is enrolled, unless it shall be replaced; and again once it is revoked."""
+    bench.enrol()
+    with pytest.raises(Conflict, match="`--replace`"):
+        bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi3b+"))
+    assert bench.devices.get("cam").device_class == "raspberrypi4"
+    bench.devices.revoke("cam")
+    assert bench.enrol(key="other").fresh
+
+
+def test_of_two_claims_for_one_name_the_first_used_voids_the_other(bench: Bench) -> None:
+    """Whoever found the second claim cannot take the name from the device that has it now."""
+    wish = ClaimWish(device="cam", device_class="raspberrypi4")
+    first, second = (bench.devices.claim(wish)[0] for _ in range(2))
+    bench.devices.enrol(first, bench.csr("a"), bench.authority.sign_request)
+    with pytest.raises(Forbidden):
+        bench.devices.enrol(second, bench.csr("b"), bench.authority.sign_request)
+
+
+def test_replaced_hardware_is_not_believed_any_more(bench: Bench) -> None:
+    """Its certificate is on the list from the moment the other one enrols, and not before."""
+    old = serial_of(bench.enrol())
+    token, _ = bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi4", replace=True))
+    assert bench.devices.revoked_serials() == []
+    assert bench.devices.enrol(token, bench.csr("other"), bench.authority.sign_request).replaced
+    assert bench.devices.revoked_serials() == [old]
+
+
+def test_a_revoked_device_that_speaks_is_named(bench: Bench) -> None:
+    """Its session slipped through and must be ended; the broker's last word about it is no sign of life."""
+    serial = serial_of(bench.enrol())
+    bench.devices.revoke("cam")
+    assert bench.devices.revoked_serials() == [serial]
+    assert bench.devices.hear([("cam", messages.Death(3))]).intruders == frozenset()
+    assert bench.devices.hear([("cam", telemetry(3))]).intruders == {"cam"}
+
+
+def renewed(bench: Bench, old: Enrolment, key: str) -> Enrolment:
+    certificate = bench.authority.recognise(old.certificate)
+    return bench.devices.renew(certificate, bench.csr(key), bench.authority.sign_request)
+
+
+def test_a_renewed_certificate_takes_over_when_it_is_seen_at_work(bench: Bench) -> None:
+    """Until then both are good: the answer may have been lost, and then the old key asks again."""
+    first = bench.enrol()
+    lost = renewed(bench, first, "lost")
+    second = renewed(bench, first, "next")
+    assert bench.devices.revoked_serials() == []
+    assert bench.devices.hear([("cam", birth(1, certificate=serial_of(first)))]).superseded is False
+    assert bench.devices.hear([("cam", birth(2, certificate=serial_of(second)))]).superseded
+    assert sorted(bench.devices.revoked_serials()) == sorted([serial_of(first), serial_of(lost)])
+    with pytest.raises(Forbidden, match="revoked"):
+        renewed(bench, first, "thief")
+    assert renewed(bench, second, "third").device == "cam"
+
+
+def test_a_revoked_device_renews_nothing(bench: Bench) -> None:
+    """Neither does one whose certificate nobody issued."""
+    first = bench.enrol()
+    bench.devices.revoke("cam")
+    with pytest.raises(Forbidden, match="revoked"):
+        renewed(bench, first, "next")
+    stranger = Authority(bench.folder / "other").sign_request(bench.csr("key"), "cam")
+    with pytest.raises(MalformedMessage, match="not a certificate of this authority"):
+        bench.authority.recognise(stranger)
+
+
+def test_a_copied_card_is_noticed(bench: Bench) -> None:
+    """Two agents that take turns under one name; one agent that reconnects or starts again is no copy."""
+    bench.enrol()
+    for number, mark in enumerate(["a", "a", "b", "b", "c", "d"], start=1):
+        bench.hear(birth(number, start=mark))
+    assert bench.devices.copied() == {}
+    bench.hear(birth(7, start="c"))
+    assert bench.devices.copied() == {"cam": bench.now}
+    with bench.database.read() as session:
+        assert session.query(devices_module.Starts).one().device == "cam"
+
+
+def serial_of(enrolment: Enrolment) -> int:
+    return int(x509.load_pem_x509_certificate(enrolment.certificate).serial_number)
 
 
 def test_requests_that_are_none_are_malformed() -> None:

@@ -79,7 +79,7 @@ def test_the_offload_servers_command_needs_a_controllers_folder(tmp_path: Path) 
     words = offload_arguments(tmp_path, port=8500)
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert given["--releases"] == str(tmp_path / "offload" / "releases") and given["--port"] == "8500"
-    assert set(given) == {"--releases", "--root", "--cert", "--key", "--ca", "--host", "--port"}
+    assert set(given) == {"--releases", "--root", "--cert", "--key", "--ca", "--host", "--port", "--revoked"}
 
 
 CHILD = """

@@ -12,6 +12,7 @@ import click
 from edgesplit_cli.api import Api
 from edgesplit_cli.show import console, json_option, ms, print_json, rate, table
 
+COPIED = "Give each its own: `edgectl device claim NAME`."
 STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
 
 
@@ -40,6 +41,9 @@ def device() -> None:
     help="Seconds until the token is void.",
 )
 @click.option(
+    "--replace", is_flag=True, help="NAME is a device already: give its name to other hardware, and cut it off then."
+)
+@click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the claim to this file (0600)."
 )
 @click.pass_obj
@@ -51,6 +55,7 @@ def claim(
     group: str | None,
     labels: tuple[str, ...],
     expires_s: int,
+    replace: bool,
     out: Path | None,
 ) -> None:
     """Make a one-time claim with which the device NAME enrols."""
@@ -61,6 +66,7 @@ def claim(
         "group": group,
         "labels": {key: value for key, _, value in (label.partition("=") for label in labels)},
         "expires_s": expires_s,
+        "replace": replace,
     }
     made = json.dumps(Api.of(data).post("/v1/devices/claims", body))
     if out is None:
@@ -107,6 +113,8 @@ def show(data: Path, name: str, as_json: bool) -> None:
     out.print(f"[bold]{one['name']}[/]  {_state(one)}  {one['device_class']}  {belongs}")
     for label, value in (one.get("labels") or {}).items():
         out.print(f"  {label}={value}")
+    if copied := one.get("copied"):
+        out.print(f"[red]two agents share this identity[/] (last seen {_ago(copied)}): was its card copied? {COPIED}")
     seen = f"last seen {_ago(one.get('last_seen'))}; session {one.get('session') or '-'}"
     out.print(f"{seen}; agent at {one.get('local_url') or '-'}")
     for model in one.get("models") or []:
@@ -129,7 +137,7 @@ def revoke(data: Path, name: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Revoke {name}? It will need a new claim.", abort=True)
     Api.of(data).delete(f"/v1/devices/{name}")
-    click.echo(f"{name} is revoked")
+    click.echo(f"{name} is revoked: its session ends now, and its certificate opens no other")
 
 
 def device_table(every: list[dict[str, Any]]) -> Any:
@@ -185,7 +193,7 @@ def _windows(one: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _state(one: dict[str, Any]) -> str:
     style = STATE_STYLE.get(one["state"], "white")
-    return f"[{style}]{one['state']}[/]"
+    return f"[{style}]{one['state']}[/]" + (" [red]copied[/]" if one.get("copied") else "")
 
 
 def _ago(seen: float | None) -> str:
