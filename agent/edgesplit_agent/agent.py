@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class AgentSettings:
     offload: str | None = None
     broker: str | None = None
     link: str | None = None
+    fetch_bytes_per_s: float = math.inf
+    """Releases are fetched no faster than this."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -85,7 +88,8 @@ class Agent:
             self._identity,
             host_and_port(self._settings.broker or self._identity.broker, "broker"),
             self._tls,
-            keep_chunk=self._store.put,
+            keep_chunks=self._store.put_all,
+            fetch_bytes_per_s=self._settings.fetch_bytes_per_s,
             sample=self._sample,
             emulated=self._settings.emulate,
             local_url=self.url,

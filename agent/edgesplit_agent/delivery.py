@@ -1,4 +1,4 @@
-"""Fetching over MQTT: metadata by request and answer, chunks in windows named by their digest.
+"""Fetching over MQTT: metadata by request and answer, chunks by a sliding window (`window`), named by their digest.
 
 Messages may be lost, doubled, reordered, cut or forged: each answer is matched, bounded and hashed, and what is missing
 is asked for again with growing patience. A stream that stops altogether is a LinkError; what came stays.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import random
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -17,10 +19,18 @@ from typing import Protocol
 
 from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage, TrustError
-from edgesplit.limits import LIMITS
+from edgesplit_agent.window import Window
 
 log = logging.getLogger(__name__)
 
+LISTEN_CHUNKS = 512
+"""Chunks that a device listens for at once: 64 MiB ahead of what it has."""
+TOPICS_AT_ONCE = 128
+"""In one subscription."""
+LISTEN_FIRST_S = 0.3
+"""At most so long a fetch listens for a stream that others asked for before it asks itself."""
+LOOK_S = 0.2
+"""How soon a fetch that shall stop is noticed."""
 PATIENCE_S = (1.0, 2.0, 4.0, 8.0)
 """How long one round of asking may bring nothing; after the last, the link counts as gone."""
 
@@ -125,74 +135,93 @@ def joined(pieces: Mapping[int, bytes], total: int) -> bytes | None:
 
 
 class ChunkFetcher:
-    """Fetches chunks in windows; each is hashed before it is kept."""
+    """Fetches chunks by a sliding window; each is hashed before it is kept."""
 
     def __init__(
-        self, wire: Wire, device: str, keep: Callable[[str, bytes], None], patience_s: Sequence[float] = PATIENCE_S
+        self,
+        wire: Wire,
+        device: str,
+        keep: Callable[[Sequence[tuple[str, bytes]]], None],
+        *,
+        cap_bytes_per_s: float = float("inf"),
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._wire = wire
         self._device = device
         self._keep = keep
-        self._patience_s = patience_s
+        self._cap_bytes_per_s = cap_bytes_per_s
+        self._clock = clock
         self._changed = threading.Condition()
-        self._open: dict[str, int] = {}
-        self._arrived: list[tuple[str, bytes]] = []
+        self._sizes: Mapping[str, int] = {}
+        self._here: set[str] = set()
+        self._arrived: deque[tuple[str, bytes]] = deque()
         self.counters = Counters()
 
     def fetch(self, release: str, wanted: Mapping[str, int], stop: Callable[[], bool] = lambda: False) -> None:
-        """Fetch and keep all `wanted` chunks (size by digest). Early return once `stop()`; LinkError if none comes."""
-        left = list(wanted)
-        while left and not stop():
-            window, left = left[: LIMITS.window_chunks], left[LIMITS.window_chunks :]
-            topics = [messages.chunk_topic(sha256) for sha256 in window]
-            self._wire.subscribe(topics, qos=0)
-            try:
-                self._fetch_window(release, {sha256: wanted[sha256] for sha256 in window}, stop)
-            finally:
-                self._wire.unsubscribe(topics)
+        """Fetch and keep all `wanted` chunks (size by digest). Early return once `stop()`; LinkError if they do not
+        come, or too slowly to be worth it. What came is kept."""
+        jitter = random.random()
+        listen_s = LISTEN_FIRST_S * (0.3 + 0.7 * jitter)
+        window = Window(wanted, self._clock(), self._cap_bytes_per_s, jitter, listen_s)
+        listening: set[str] = set()
+        with self._changed:
+            self._sizes, self._here = dict(wanted), set()
+            self._arrived.clear()
+        try:
+            while not window.done and not stop():
+                self._listen(window, listening)
+                self._ask(release, window)
+                if not self._take(release, window) and (trouble := window.trouble(self._clock())):
+                    raise LinkError(f"release {release[:12]} does not come: {trouble}")
+        finally:
+            with self._changed:
+                self._sizes = {}
+            self._wire.unsubscribe([messages.chunk_topic(sha256) for sha256 in listening])
+            self.counters.asked_again += window.doubled
 
     def received(self, sha256: str, payload: bytes) -> None:
         """A message on a chunk's topic. Called on the network's thread: only checks and hands over."""
         with self._changed:
-            size = self._open.get(sha256)
-            if size is None or size != len(payload) or hashlib.sha256(payload).hexdigest() != sha256:
+            if sha256 in self._here:
+                return
+            if self._sizes.get(sha256) != len(payload) or hashlib.sha256(payload).hexdigest() != sha256:
                 self.counters.refused += 1
                 return
-            del self._open[sha256]
+            self._here.add(sha256)
             self._arrived.append((sha256, payload))
             self._changed.notify_all()
 
-    def _fetch_window(self, release: str, window: Mapping[str, int], stop: Callable[[], bool]) -> None:
-        with self._changed:
-            self._open, self._arrived = dict(window), []
-        silent = 0
-        while not stop():
-            with self._changed:
-                asked = tuple(self._open)
-            if not asked:
-                return
-            if silent >= len(self._patience_s):
-                raise LinkError(f"{len(asked)} chunks of release {release[:12]} do not come")
+    def _listen(self, window: Window, listening: set[str]) -> None:
+        """Subscribe to what comes next, a good way ahead of what is asked for: others may ask for it before us."""
+        ahead = window.ahead(LISTEN_CHUNKS)
+        new = [sha256 for sha256 in ahead if sha256 not in listening]
+        if len(new) < LISTEN_CHUNKS // 4 and len(listening) >= LISTEN_CHUNKS // 4 and window.ahead(1)[0] in listening:
+            return
+        heard = listening.difference(ahead)
+        for start in range(0, len(new), TOPICS_AT_ONCE):
+            self._wire.subscribe([messages.chunk_topic(one) for one in new[start : start + TOPICS_AT_ONCE]], qos=0)
+        if heard:
+            self._wire.unsubscribe([messages.chunk_topic(sha256) for sha256 in heard])
+        listening.difference_update(heard)
+        listening.update(new)
+
+    def _ask(self, release: str, window: Window) -> None:
+        while asked := window.ask(self._clock()):
             request = messages.encode(messages.FetchChunks(release, asked))
             self._wire.publish(messages.topic(self._device, "fetch"), request)
-            silent = 0 if self._collect(len(asked), self._patience_s[silent], stop) else silent + 1
-            self.counters.asked_again += bool(self._open)
 
-    def _collect(self, expected: int, patience_s: float, stop: Callable[[], bool]) -> bool:
-        """Keep chunks as they come, until all are there or none came for `patience_s`; False if nothing came at all."""
-        got, quiet_until = 0, monotonic() + patience_s
-        while got < expected and not stop():
-            with self._changed:
-                if not self._arrived:
-                    self._changed.wait(max(0.0, min(0.2, quiet_until - monotonic())))
-                batch, self._arrived = self._arrived, []
-            for sha256, payload in batch:
-                self._keep(sha256, payload)
-                self.counters.chunks += 1
-                self.counters.chunk_bytes += len(payload)
-            got += len(batch)
-            if batch:
-                quiet_until = monotonic() + patience_s
-            elif monotonic() >= quiet_until:
-                break
-        return got > 0
+    def _take(self, release: str, window: Window) -> bool:
+        """Keep what has come, after waiting for it as long as there is nothing else to do; False if nothing came."""
+        with self._changed:
+            if not self._arrived:
+                self._changed.wait(max(0.0, min(LOOK_S, window.next_look(self._clock()) - self._clock())))
+            batch = list(self._arrived)
+            self._arrived.clear()
+        for sha256, _ in batch:
+            window.arrived(sha256, self._clock())
+        if batch:
+            self._ask(release, window)  # so that more is on its way while this is written
+            self._keep(batch)
+            self.counters.chunks += len(batch)
+            self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)
+        return bool(batch)

@@ -6,6 +6,7 @@ import argparse
 import http.client
 import json
 import logging
+import math
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.lifetime import end_with_parent, on_stop_signals
+from edgesplit.links import parse_rate
 from edgesplit_agent.agent import Agent, AgentSettings
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
@@ -52,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
     run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
+    run.add_argument("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
     run.add_argument(
         "--threads", type=int, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
@@ -84,6 +87,7 @@ def _run(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
     stop = threading.Event()
     on_stop_signals(stop.set)
     if options.die_with_parent is not None:
@@ -101,6 +105,7 @@ def _run(options: argparse.Namespace) -> int:
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
                 broker=options.broker, link=options.link, threads=options.threads,
+                fetch_bytes_per_s=fetch_bytes_per_s,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

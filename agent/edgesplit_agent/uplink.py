@@ -8,10 +8,11 @@ wait happens on the network's thread.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, time
 from typing import Protocol
 
@@ -53,11 +54,12 @@ class Uplink:
         address: tuple[str, int],
         tls: ssl.SSLContext,
         *,
-        keep_chunk: Callable[[str, bytes], None],
+        keep_chunks: Callable[[Sequence[tuple[str, bytes]]], None],
         sample: Sample,
         emulated: bool,
         local_url: str,
         certificate: Callable[[], str] = str,
+        fetch_bytes_per_s: float = math.inf,
     ) -> None:
         """`certificate` tells the serial number of the certificate that a new connection shows."""
         self._certificate = certificate
@@ -86,7 +88,7 @@ class Uplink:
             keepalive_s=KEEPALIVE_S,
         )
         self.metadata = MetadataFetcher(self._session, device)
-        self.chunks = ChunkFetcher(self._session, device, keep_chunk)
+        self.chunks = ChunkFetcher(self._session, device, keep_chunks, cap_bytes_per_s=fetch_bytes_per_s)
 
     def start(self, on_offer: Callable[[bytes], None], on_change: Callable[[bool], None]) -> None:
         """Connect, and stay connected. `on_offer(signed statement)`, `on_change(is online)`."""

@@ -295,7 +295,9 @@ class Delivery:
                 except EdgeError as error:
                     log.error("chunk %s: %s", chunk[:12], error)
                     continue
-                self._publish(messages.chunk_topic(chunk), payload, wait_s=5.0)
+                topic = messages.chunk_topic(chunk)
+                if self._channel is None or not self._channel.publish(topic, payload):
+                    self._publish(topic, payload, wait_s=5.0)  # the session's queue is full: wait for room in it
 
     def _await_chunks(self) -> list[str] | None:
         with self._chunks_changed:

@@ -40,6 +40,14 @@ def parse_link(text: str) -> Link:
     return Link(up_bytes_per_s=rates[0], down_bytes_per_s=rates[-1], rtt_s=rtt_s, name="/".join(parts))
 
 
+def parse_rate(text: str) -> float:
+    """Bytes per second that `text` spells, as in 2mbit; else UsageError."""
+    try:
+        return _rate(text.strip().lower(), text)
+    except UsageError as error:
+        raise UsageError(f"not a rate: {text[:80]!r} (as in 500kbit or 2mbit)") from error
+
+
 def format_link(link: Link) -> str:
     """The link as `parse_link` reads it, in figures."""
     up, down, rtt = _megabit_text(link.up_bytes_per_s), _megabit_text(link.down_bytes_per_s), link.rtt_s * 1e3

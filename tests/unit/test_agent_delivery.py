@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import threading
@@ -112,8 +113,14 @@ def test_joined(pieces: dict[int, bytes], total: int, expected: bytes | None) ->
     assert joined(pieces, total) == expected
 
 
-CHUNKS = {digest(data): data for data in (bytes([number]) * 1000 for number in range(40))}
+CHUNKS = {digest(data): data for data in (bytes([number]) * 60_000 for number in range(40))}
 SIZES = {sha256: len(data) for sha256, data in CHUNKS.items()}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow each other closely; the clock above says how much time has passed."""
+    monkeypatch.setattr("edgesplit_agent.delivery.LOOK_S", 0.001)
 
 
 class Cloud:
@@ -124,7 +131,8 @@ class Cloud:
         self.sent = 0
         self.kept: dict[str, bytes] = {}
         self.wire = FakeWire(self._answer)
-        self.fetcher = ChunkFetcher(self.wire, "cam", self.kept.__setitem__, QUICK)
+        clock = itertools.count(0.0, 0.5)  # half a second passes at each look, so that nobody's patience is waited out
+        self.fetcher = ChunkFetcher(self.wire, "cam", self.kept.update, clock=lambda: next(clock))
 
     def _answer(self, wish: messages.Message, correlation: bytes | None) -> None:
         assert isinstance(wish, messages.FetchChunks) and len(wish.chunks) <= LIMITS.window_chunks
@@ -134,12 +142,21 @@ class Cloud:
                 self.fetcher.received(sha256, payload)
 
 
-def test_all_chunks_come_in_bounded_windows() -> None:
-    """Each once, never more than a window's topics subscribed, none left subscribed."""
+def test_all_chunks_come_once() -> None:
+    """Each asked for once, and no topic left subscribed."""
     cloud = Cloud(lambda number, sha256, data: [data])
     cloud.fetcher.fetch("r" * 64, SIZES)
     assert cloud.kept == CHUNKS and cloud.sent == len(CHUNKS)
-    assert cloud.wire.most_topics <= LIMITS.window_chunks and not cloud.wire.topics
+    assert not cloud.wire.topics
+
+
+def test_a_large_release_is_listened_for_a_bounded_way_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more topics than that, and all chunks come."""
+    monkeypatch.setattr("edgesplit_agent.delivery.LISTEN_CHUNKS", 8)
+    cloud = Cloud(lambda number, sha256, data: [data])
+    cloud.fetcher.fetch("r" * 64, SIZES)
+    assert cloud.kept == CHUNKS
+    assert cloud.wire.most_topics <= 2 * 8 and not cloud.wire.topics
 
 
 def test_lost_doubled_and_spoilt_chunks_are_asked_for_again() -> None:

@@ -1,0 +1,332 @@
+"""Chunks over MQTT by our window, beside a plain paho publish of the same bytes over the same link in the same run.
+
+The broker is a real mosquitto with mutual TLS, the links are shaped by a user-space proxy (emulated), the controller's
+side is `Delivery` on its own session. One device over links of 50 and 300 ms, one on loopback, a group of twenty, and
+one whose connection is cut a hundred times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from record import Target, arguments, finish
+
+from edgesplit.errors import LinkError
+from edgesplit.identity import Credentials, certificate_request, load_or_make_key
+from edgesplit.limits import LIMITS
+from edgesplit.mqtt import Session
+from edgesplit.plan import Link
+from edgesplit.testing.link import ShapedLink
+from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent.delivery import ChunkFetcher
+from edgesplit_controller.broker import CONTROLLER, Broker
+from edgesplit_controller.ca import Authority
+from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
+
+RELEASE = "a" * 64
+MBIT = 125_000.0
+PLAIN = "edgesplit/v1/chunk/" + "f" * 64
+PATIENCE_S = 300.0
+DEVICES = 20
+CUTS = 100
+REPEATS = 3
+PLAIN_WINDOW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One transfer."""
+
+    seconds: float
+    bytes: int
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.seconds
+
+
+class World:
+    """A broker, and the controller's side of delivery with some random chunks to give."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder / "ca")
+        hosts = ["localhost", "127.0.0.1"]
+        self.broker = Broker(folder / "broker", self.authority.issue_server("broker", hosts), 0)
+        self.chunks: dict[str, bytes] = {}
+        self.sent = 0
+        """Bytes of chunks that the controller handed to the broker."""
+        self.delivery = Delivery(
+            Sources(
+                metadata=lambda path: b"",
+                chunk=self._chunk,
+                release_chunks=lambda release: frozenset(self.chunks),
+                hear=lambda said: None,
+                statements=lambda devices: {},
+            )
+        )
+        self.broker.start()
+        self.controller = self.session(CONTROLLER, self.authority.issue_client(CONTROLLER), self.delivery.on_message)
+        self.controller.subscribe(SUBSCRIPTIONS)
+        self.delivery.start(self.controller)
+        self.controller.start()
+        assert self.controller.wait_connected(20), self.controller.problem
+
+    def close(self) -> None:
+        self.controller.stop()
+        self.delivery.stop()
+        self.broker.stop()
+
+    def fill(self, size: int) -> None:
+        """Other chunks, of so many bytes together."""
+        made = (random.randbytes(LIMITS.chunk_bytes) for _ in range(max(1, size // LIMITS.chunk_bytes)))
+        self.chunks = {hashlib.sha256(data).hexdigest(): data for data in made}
+        self.sent = 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {sha256: len(data) for sha256, data in self.chunks.items()}
+
+    def _chunk(self, sha256: str) -> bytes:
+        data = self.chunks[sha256]
+        self.sent += len(data)
+        return data
+
+    def device(self, name: str) -> Credentials:
+        key = load_or_make_key(self.folder / f"{name}.key")
+        certificate = self.folder / f"{name}.pem"
+        certificate.write_bytes(self.authority.sign_request(certificate_request(key, name), name))
+        return Credentials(self.folder / f"{name}.key", certificate, self.authority.certificate_file)
+
+    def session(
+        self,
+        name: str,
+        credentials: Credentials,
+        on_message: Callable[[str, bytes, bytes | None], None],
+        port: int | None = None,
+        on_connect: Callable[[], None] | None = None,
+    ) -> Session:
+        context = credentials.client_context()
+        return Session(
+            "localhost", port or self.broker.port, name, context, on_message=on_message, on_connect=on_connect
+        )
+
+
+class Device:
+    """Fetches into a chunk store on disk, as the agent does."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        port: int | None = None,
+        *,
+        on_disk: bool = True,
+        cap_bytes_per_s: float = math.inf,
+    ) -> None:
+        self.store = ChunkStore(world.folder / name / "chunks", world.folder / name / "releases")
+        self.kept = 0
+        self.session = world.session(name, world.device(name), self._received, port)
+        self._memory: dict[str, bytes] = {}
+        keep = self._keep if on_disk else self._memory.update
+        self.fetcher = ChunkFetcher(self.session, name, keep, cap_bytes_per_s=cap_bytes_per_s)
+        self.session.start()
+        assert self.session.wait_connected(20), self.session.problem
+
+    def _keep(self, chunks: Sequence[tuple[str, bytes]]) -> None:
+        self.store.put_all(chunks)
+        self.kept += len(chunks)
+
+    def _received(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
+        self.fetcher.received(topic.rpartition("/")[2], payload)
+
+    def fetch(self, wanted: Mapping[str, int]) -> Sent:
+        start = perf_counter()
+        self.fetcher.fetch(RELEASE, wanted)
+        return Sent(perf_counter() - start, sum(wanted.values()))
+
+
+def plain(world: World, port: int | None = None) -> Sent:
+    """The same bytes on one topic at QoS 1, paced by what has arrived, which no publisher knows: it knows it here.
+
+    Without that mosquitto drops what a slow link does not take in time.
+    """
+    left, done, start = threading.Semaphore(0), 0, perf_counter()
+    receiver = world.session("plain", world.device("plain"), lambda *_: left.release(), port)
+    receiver.subscribe([PLAIN], qos=1)
+    receiver.start()
+    assert receiver.wait_connected(20)
+    probe = threading.Event()
+    while not left.acquire(blocking=False):  # until the subscription is in force
+        world.controller.publish(PLAIN, b"", qos=1, wait_s=10)
+        probe.wait(0.05)
+    while left.acquire(timeout=1.0):
+        pass
+    start = perf_counter()
+    in_flight = threading.BoundedSemaphore(PLAIN_WINDOW)
+
+    def publish() -> None:
+        for data in world.chunks.values():
+            in_flight.acquire()
+            world.controller.publish(PLAIN, data, qos=1)
+
+    sender = threading.Thread(target=publish, daemon=True)
+    sender.start()
+    while done < len(world.chunks) and left.acquire(timeout=PATIENCE_S):
+        done += 1
+        in_flight.release()
+    took_s = perf_counter() - start
+    sender.join()
+    receiver.stop()
+    return Sent(took_s, sum(map(len, world.chunks.values())))
+
+
+def over_links(world: World, results: dict[str, Any]) -> list[Target]:
+    """One device over a shaped link; what arrives per second against what the link lets through."""
+    targets = []
+    for rtt_ms in (50, 300):
+        rate = 20 * MBIT
+        link = ShapedLink(
+            "127.0.0.1", world.broker.port, Link(up_bytes_per_s=rate, down_bytes_per_s=rate, rtt_s=rtt_ms / 1e3)
+        )
+        link.start()
+        try:
+            world.fill(int(12 * rate))
+            device = Device(world, f"link-{rtt_ms}", link.port)
+            ours = device.fetch(world.sizes)
+            device.session.stop()
+            beside = plain(world, link.port)
+        finally:
+            link.stop()
+        results[f"shaped, {rtt_ms} ms"] = {
+            "link_bytes_per_s": rate, "ours_bytes_per_s": ours.bytes_per_s, "plain_bytes_per_s": beside.bytes_per_s,
+            "asked_again": device.fetcher.counters.asked_again,
+        }  # fmt: skip
+        print(f"20 Mbit/s, {rtt_ms} ms (emulated): ours {ours.bytes_per_s / rate:.1%} of the link, "
+              f"plain publish {beside.bytes_per_s / rate:.1%}")  # fmt: skip
+        targets.append(Target(f"part of the link's rate at {rtt_ms} ms", ours.bytes_per_s / rate, 0.8, at_least=True))
+    return targets
+
+
+def on_loopback(world: World, results: dict[str, Any]) -> list[Target]:
+    """64 MB with nothing in between, beside the plain publish, turn by turn."""
+    ours, beside = [], []
+    for turn in range(REPEATS):
+        world.fill(64 * 10**6)
+        device = Device(world, f"loop-{turn}")
+        ours.append(device.fetch(world.sizes).bytes_per_s)
+        device.session.stop()
+        beside.append(plain(world).bytes_per_s)
+    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, beside, strict=True))
+    results["loopback, 64 MB"] = {"ours_bytes_per_s": ours, "plain_bytes_per_s": beside}
+    print(f"loopback: ours {statistics.median(ours) / 1e6:.0f} MB/s with every chunk fsynced, "
+          f"plain publish {statistics.median(beside) / 1e6:.0f} MB/s")  # fmt: skip
+    return [Target("64 MB on loopback over the plain publish", ratio, 0.5, at_least=True)]
+
+
+def a_group(world: World, results: dict[str, Any]) -> list[Target]:
+    """Twenty devices that ask for no more than 10 Mbit/s begin within a quarter of a second, as they do when a
+    statement reaches them; what the controller sends, over one copy."""
+    world.fill(12 * 10**6)
+    devices = [Device(world, f"group-{number}", on_disk=False, cap_bytes_per_s=10 * MBIT) for number in range(DEVICES)]
+    pause, rng = threading.Event(), random.Random(7)
+    starts = [rng.uniform(0.0, 0.25) for _ in devices]
+    threads = [
+        threading.Thread(target=lambda one=one, at=at: (pause.wait(at), one.fetch(world.sizes)))  # type: ignore[misc]
+        for one, at in zip(devices, starts, strict=True)
+    ]
+    begun = perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took_s = perf_counter() - begun
+    whole = sum(map(len, world.chunks.values()))
+    complete = sum(device.fetcher.counters.chunk_bytes == whole for device in devices)
+    for device in devices:
+        device.session.stop()
+    results["group"] = {
+        "devices": DEVICES, "complete": complete, "copy_bytes": whole, "controller_bytes": world.sent,
+        "broker_bytes": DEVICES * whole, "seconds": took_s,
+    }  # fmt: skip
+    print(
+        f"{DEVICES} devices at 10 Mbit/s, {complete} complete in {took_s:.1f} s: the controller sent "
+        f"{world.sent / whole:.2f} copies, the broker fanned out {DEVICES}"
+    )
+    return [
+        Target("bytes from the controller for a group of 20, over one copy", world.sent / whole, 1.1),
+        Target("devices of the group that have everything", complete, DEVICES, at_least=True),
+    ]
+
+
+def interrupted(world: World, results: dict[str, Any]) -> list[Target]:
+    """The link is cut a hundred times at random; each time what is here is looked up and the rest fetched."""
+    world.fill(24 * 10**6)
+    rate = 40 * MBIT
+    link = ShapedLink("127.0.0.1", world.broker.port, Link(up_bytes_per_s=rate, down_bytes_per_s=rate, rtt_s=0.01))
+    link.start()
+    device = Device(world, "cut", link.port)
+    rng, stop, cuts = random.Random(11), threading.Event(), 0
+
+    def cutting() -> None:
+        nonlocal cuts
+        while cuts < CUTS and not stop.wait(rng.uniform(0.01, 0.25)):
+            link.cut()
+            cuts += 1
+            stop.wait(rng.uniform(0.0, 0.05))
+            link.restore()
+
+    cutter = threading.Thread(target=cutting)
+    cutter.start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    while missing := device.store.missing(world.sizes):
+        try:
+            if device.session.wait_connected(20):
+                device.fetcher.fetch(RELEASE, missing, stop=lambda: not device.session.connected)
+        except LinkError as error:
+            print(f"  {error}")
+    stop.set()
+    cutter.join()
+    device.session.stop()
+    link.stop()
+    twice = device.kept - len(world.chunks)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    results["interrupted"] = {"cuts": cuts, "chunks": len(world.chunks), "kept_twice": twice, "grown_mb": grown}
+    print(f"{cuts} interruptions: {len(world.chunks)} chunks, {twice} fetched twice; grown by {grown:.0f} MB")
+    return [
+        Target("verified chunks fetched twice over the interruptions", twice, 0),
+        Target("interruptions", cuts, CUTS, at_least=True),
+    ]
+
+
+def main() -> None:
+    """Measure all of it."""
+    options = arguments(__doc__).parse_args()
+    results: dict[str, Any] = {}
+    targets: list[Target] = []
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        try:
+            for part in (over_links, on_loopback, a_group, interrupted):
+                targets += part(world, results)
+        finally:
+            world.close()
+    finish(results, targets, options.json)
+
+
+if __name__ == "__main__":
+    main()

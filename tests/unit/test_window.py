@@ -1,0 +1,133 @@
+"""What a device asks for next, over links that are simulated in virtual time: filled, not flooded, nothing lost."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from edgesplit.limits import LIMITS
+from edgesplit_agent.window import HOLD_S, MOST_BYTES, Window
+
+SIZE = LIMITS.chunk_bytes
+
+
+def release(count: int) -> dict[str, int]:
+    return {f"{number:064x}": SIZE for number in range(count)}
+
+
+@dataclass
+class Link:
+    """A server that sends what is asked for, in order, at a rate, after half a round trip, and loses some."""
+
+    bytes_per_s: float
+    rtt_s: float
+    loss: float = 0.0
+    seed: int = 0
+    sent: int = 0
+    most_flying: int = 0
+    _free_at: float = 0.0
+    _flying: list[tuple[float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def ask(self, chunks: tuple[str, ...], now: float) -> None:
+        for chunk in chunks:
+            self.sent += 1
+            begin = max(now + self.rtt_s / 2, self._free_at)
+            self._free_at = begin + SIZE / self.bytes_per_s
+            if self._random.random() >= self.loss:
+                heapq.heappush(self._flying, (self._free_at + self.rtt_s / 2, chunk))
+        self.most_flying = max(self.most_flying, len(self._flying))
+
+    def run(self, window: Window, now: float = 0.0) -> float:
+        """Until all has come, or the window gives up; the virtual time then."""
+        while not window.done and not window.trouble(now):
+            while asked := window.ask(now):
+                assert len(asked) <= LIMITS.window_chunks
+                self.ask(asked, now)
+            due = self._flying[0][0] if self._flying else float("inf")
+            look = max(window.next_look(now), now + 1e-6)
+            if due <= look:
+                now, chunk = heapq.heappop(self._flying)
+                window.arrived(chunk, now)
+            else:
+                now = look
+        return now
+
+
+@pytest.mark.parametrize("rtt_s", [0.001, 0.05, 0.3])
+@pytest.mark.parametrize("mbit", [0.5, 8, 50, 200])
+def test_a_link_is_filled(mbit: float, rtt_s: float) -> None:
+    """Nine tenths of its rate from the first ask to the last byte, and no chunk asked for twice."""
+    link = Link(mbit * 125_000, rtt_s)
+    seconds_of_bytes = 20.0
+    window = Window(release(max(8, int(seconds_of_bytes * link.bytes_per_s / SIZE))), 0.0)
+    took_s = link.run(window)
+    assert window.done and window.doubled == 0 and link.sent == len(window.wanted)
+    held = MOST_BYTES / rtt_s  # what so many bytes on their way can fill
+    assert window.come / took_s >= 0.9 * min(link.bytes_per_s, held)
+
+
+def test_a_slow_link_is_not_flooded() -> None:
+    """At 64 kbit/s a chunk takes 16 s: a handful is on its way, and patience is long enough for them."""
+    link = Link(8_000, 0.2)
+    window = Window(release(20), 0.0)
+    link.run(window)
+    assert window.done and link.most_flying <= 8 and window.doubled == 0
+
+
+@pytest.mark.parametrize("loss", [0.02, 0.2])
+def test_what_is_lost_is_asked_for_again(loss: float) -> None:
+    """All comes, and little comes twice."""
+    link = Link(1e6, 0.05, loss)
+    window = Window(release(300), 0.0)
+    link.run(window)
+    assert window.done
+    assert link.sent <= len(window.wanted) * (1 + 4 * loss)
+
+
+def test_a_link_that_is_dead_is_given_up() -> None:
+    """After a few rounds of asking into silence."""
+    window = Window(release(4), 0.0)
+    assert Link(1e6, 0.05, loss=1.0).run(window) < 600
+    assert window.trouble(600)
+
+
+def test_a_link_that_drips_is_given_up() -> None:
+    """TUF: slow retrieval. A thousand bytes per second is no delivery, however steady."""
+    window = Window(release(100), 0.0)
+    end = Link(1_000, 0.05).run(window)
+    assert not window.done and end < 1_000
+    assert "bytes per second" in window.trouble(end) or "nothing came" in window.trouble(end)
+
+
+def test_a_cap_is_kept() -> None:
+    """A quarter of what the link could: over the whole, and no burst beyond a second's worth."""
+    link = Link(4e6, 0.05)
+    window = Window(release(100), 0.0, cap_bytes_per_s=1e6)
+    took_s = link.run(window)
+    assert window.done and window.come / took_s <= 1e6 * 1.1
+    assert window.come / took_s >= 0.8e6
+
+
+def test_who_hears_a_stream_of_others_asks_nothing() -> None:
+    """Until a while after it has ended; then only for the gaps."""
+    window = Window(release(10), 0.0)
+    names = list(window.wanted)
+    for number, chunk in enumerate(names[2:]):
+        assert window.arrived(chunk, 0.1 * number)
+        assert window.ask(0.1 * number + 0.05) == ()
+    assert window.ask(0.7 + HOLD_S + 0.01) == tuple(names[:2])
+
+
+def test_what_is_not_wanted_is_not_counted() -> None:
+    """Foreign and doubled chunks."""
+    window = Window(release(2), 0.0)
+    first, _ = window.wanted
+    window.ask(0.0)
+    assert window.arrived(first, 0.1) and not window.arrived(first, 0.2) and not window.arrived("f" * 64, 0.3)
+    assert window.come == SIZE
