@@ -10,7 +10,7 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,12 +51,17 @@ class ChunkStore:
         write_durably(self.path(sha256), data)
 
     def put_all(self, chunks: Sequence[tuple[str, bytes]]) -> None:
-        """Keep several at once, each as `put` does: the disk is waited for once, not once per chunk."""
+        """Keep several at once, each as `put` does: the disk is waited for once, not once per chunk.
+
+        What can be kept is, also where an error rises for another.
+        """
         if len(chunks) == 1:
             self.put(*chunks[0])
             return
-        for _ in self._writers.map(lambda one: self.put(*one), chunks):
-            pass  # an error of any of them rises here, when all have been tried
+        writes = [self._writers.submit(self.put, *one) for one in chunks]
+        wait(writes)
+        for write in writes:
+            write.result()
 
     def get(self, sha256: str) -> bytes | None:
         """The chunk that came, or None; a spoilt one is thrown away."""

@@ -219,6 +219,17 @@ def test_a_chunk_is_kept_under_its_digest_or_not_at_all(store: ChunkStore) -> No
     assert store.get(digest(b"other")) is None
 
 
+def test_several_chunks_are_kept_together(store: ChunkStore) -> None:
+    """All that are what their names say, and the error of the one that is not."""
+    good = [(digest(data), data) for data in (bytes([number]) * 100 for number in range(20))]
+    store.put_all(good)
+    assert all(store.get(sha256) == data for sha256, data in good)
+    more = (digest(b"more"), b"more")
+    with pytest.raises(MalformedMessage):
+        store.put_all([(digest(b"right"), b"wrong"), more])
+    assert store.get(digest(b"right")) is None and store.get(more[0]) == b"more"
+
+
 def test_a_flipped_bit_on_disk_makes_a_chunk_missing(store: ChunkStore) -> None:
     """A9: found out when it is looked at, thrown away, asked for again."""
     store.put(digest(b"data"), b"data")

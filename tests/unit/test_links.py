@@ -11,7 +11,7 @@ from time import perf_counter
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit.links import LINKS, format_link, parse_link, slower
+from edgesplit.links import LINKS, format_link, parse_link, parse_rate, slower
 from edgesplit.plan import Link
 from edgesplit.testing.link import ShapedLink
 
@@ -221,3 +221,11 @@ def test_a_taken_port_is_one_clear_line(echo: Echo) -> None:
     """And no traceback."""
     with pytest.raises(UsageError, match=str(echo.port)):
         ShapedLink("127.0.0.1", 1, FAST, port=echo.port).start()
+
+
+def test_a_rate_alone() -> None:
+    """As links spell it; what is none is refused by name."""
+    assert parse_rate("2mbit") == 250_000 and parse_rate(" 64 kbit/s ") == 8_000
+    for text in ("", "2", "fast", "0mbit", "2mbit/40ms"):
+        with pytest.raises(UsageError, match="not a rate"):
+            parse_rate(text)
