@@ -95,6 +95,7 @@ def costs_of(one: Trained, half: Half, profile: str) -> Costs:
         cloud_s=half.layers_s,
         tensors=with_codecs(half.tensors.tensors, half.codecs),
         frame_bytes=half.tensors.frame_bytes,
+        model_format=one.model.format,
     )
 
 

@@ -52,7 +52,8 @@ def measured_costs(
         tensors=with_codecs(tensors.tensors, codecs),
         frame_bytes=tensors.frame_bytes,
         basis=edgetpu.basis(profile, loaded.prepared.format),
+        model_format=loaded.prepared.format,
     )
     for name, beyond in further:
-        costs = with_tier(costs, loaded.graph, name, beyond)
+        costs = with_tier(costs, loaded.graph, name, beyond, loaded.prepared.format)
     return costs

@@ -33,8 +33,16 @@ def print_plan(made: dict[str, Any]) -> None:
         out.print(f"  {tier} times: {basis}")
     best, valued = made["best"], made.get("objective", "latency") not in ("latency", "latency_p95")
     further = made["tiers"][1:-1]
-    columns = (*COLUMNS, *(f">on {tier}" for tier in further), *((f">{made['objective']}",) if valued else ()), "")
-    rows = [_candidate(one, best, len(further), valued) for one in made["candidates"]]
+    sure = next((one["between"]["coverage"] for one in made["candidates"] if one.get("between")), None)
+    within = () if sure is None else (f">within, {sure:.0%} sure",)
+    columns = (
+        *COLUMNS,
+        *within,
+        *(f">on {tier}" for tier in further),
+        *((f">{made['objective']}",) if valued else ()),
+        "",
+    )
+    rows = [_candidate(one, best, len(further), valued, bool(within)) for one in made["candidates"]]
     out.print(table(columns, rows))
     out.print(_best(made, valued))
     if told := loss_told(next((row for row in made["table"]["rows"] if row["name"] == best), {})):
@@ -51,7 +59,18 @@ def _best(made: dict[str, Any], valued: bool) -> str:
     value = f", {made['objective']} {figure(made['value'])}" if valued else ""
     bound = f"lower bound {shown(certificate['lower_bound'])}{unit}, gap {certificate['gap']:.2%}"
     gain = f"; {made['gain']:.2f}x the better of all-local and all-remote" if made["gain"] else ""
-    return f"best: [bold]{made['best']}[/] {ms(made['seconds'])} ms{value}; {bound}{gain}"
+    return f"best: [bold]{made['best']}[/] {ms(made['seconds'])} ms{_within(made)}{value}; {bound}{gain}"
+
+
+def _within(made: dict[str, Any]) -> str:
+    """Between what the predicted part leaves the answer."""
+    between = made.get("between")
+    return f" ({within_told(between)}, {between['coverage']:.0%} sure)" if between else ""
+
+
+def within_told(between: dict[str, Any] | None) -> str:
+    """Milliseconds of both ends; a dash where nothing is predicted."""
+    return f"{ms(between['low_s'])} to {ms(between['high_s'])}" if between else "-"
 
 
 def figure(value: float | None) -> str:
@@ -83,7 +102,7 @@ def _range(one: dict[str, Any]) -> tuple[str, str]:
     return one["name"], range_told(one)
 
 
-def _candidate(one: dict[str, Any], best: str, further: int, valued: bool) -> tuple[str, ...]:
+def _candidate(one: dict[str, Any], best: str, further: int, valued: bool, within: bool) -> tuple[str, ...]:
     return (
         "*" if one["name"] == best else "",
         one["name"] + (" +zstd" if one.get("compress") else ""),
@@ -94,6 +113,7 @@ def _candidate(one: dict[str, Any], best: str, further: int, valued: bool) -> tu
         ms(one["link_s"]),
         ms(one["decode_s"] + one["remote_s"]),
         ms(one["total_s"]),
+        *((within_told(one.get("between")),) if within else ()),
         *(str(count) for count in _layers_on(one, further)),
         *((figure(one["value"]),) if valued else ()),
         "" if one.get("allowed", True) else "not allowed by the limits",

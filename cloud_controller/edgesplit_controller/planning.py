@@ -173,9 +173,10 @@ class Planning:
             tensors=with_codecs(samples.tensors, self._codecs(model, wanted=lossy)),
             frame_bytes=samples.frame_bytes,
             basis=edgetpu.basis(profile, loaded.prepared.format),
+            model_format=loaded.prepared.format,
         )
         for name, beyond in further.items():
-            costs = with_tier(costs, loaded.graph, name, beyond)
+            costs = with_tier(costs, loaded.graph, name, beyond, loaded.prepared.format)
         return costs
 
     def plan(self, model: Model, device_class: str, link: Link, wish: Wish) -> Plan:

@@ -5,6 +5,7 @@ Seconds and joules are per inference, by tier; bytes are those that travel. Ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -37,6 +38,14 @@ class TensorCost(msgspec.Struct, frozen=True, kw_only=True):
     codecs: dict[str, CodecCost] = {}
 
 
+class Factors(msgspec.Struct, frozen=True, kw_only=True):
+    """Between which factors of what is predicted the truth lies, and how often."""
+
+    low: float
+    high: float
+    coverage: float = 0.9
+
+
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     """A layer: what it reads and writes, and what it costs on each tier that may run it."""
 
@@ -48,6 +57,8 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     tiers: tuple[str, ...] = ()
     """Tiers that may run it; empty means all that have seconds."""
+    between: dict[str, tuple[float, float]] = {}
+    """By tier on which the seconds are predicted: between how many they are believed to lie."""
     operator: str = ""
     """Class of its main operator, for people: conv, depthwise, gemm, elementwise, ..."""
 
@@ -69,6 +80,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     device_class: str = ""
     basis: dict[str, str] = {}
     """By tier: `measured` or `predicted`, with on what."""
+    intervals: dict[str, Factors] = {}
+    """By predicted tier: how far off whole networks are, an error that all layers share."""
 
     @property
     def tensors(self) -> tuple[TensorCost, ...]:
@@ -115,6 +128,9 @@ def check_costs(costs: Costs) -> None:
     for tensor in (*costs.outputs, *costs.raw_inputs):
         if tensor not in known:
             raise UsageError(f"costs: {tensor!r} is named as an output or raw input but nothing writes it")
+    for tier, one in costs.intervals.items():
+        if tier not in costs.tiers or not (0 < one.low <= 1 <= one.high < math.inf and 0 < one.coverage < 1):
+            raise UsageError(f"costs: the interval of {tier!r} is none, or {tier!r} is no tier")
     for name, tensor_cost in known.items():
         if tensor_cost.bytes < 0 or any(codec.bytes < 0 for codec in tensor_cost.codecs.values()):
             raise UsageError(f"costs: {name!r} has a negative size")
@@ -133,3 +149,6 @@ def _check_layer(costs: Costs, layer: LayerCost) -> None:
         for tier, value in what.items():
             if not 0 <= value < 1e9:
                 raise UsageError(f"costs: layer {layer.name!r} costs {value} on {tier!r}")
+    for tier, (low, high) in layer.between.items():
+        if not 0 <= low <= layer.seconds.get(tier, -1.0) <= high < math.inf:
+            raise UsageError(f"costs: layer {layer.name!r} is not between {low} and {high} on {tier!r}")

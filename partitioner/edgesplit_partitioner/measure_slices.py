@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.slicing import CutSlice
 from edgesplit_partitioner.trace import LayerTime
 
+T = TypeVar("T")
 CHILD: Final = (sys.executable, "-m", "edgesplit_partitioner.measure_slices")
 LIMIT_S: Final = 600.0
 DTYPES: Final[Mapping[str, str]] = {
@@ -91,13 +92,21 @@ def whole_factor(times: Mapping[str, LayerTime], slices: Sequence[Slice], layer_
 def corrected(costs: Costs, tier: str, factor: float) -> Costs:
     """The costs with all of a tier's seconds but the input layer's times the factor, and a word about it."""
     layers = tuple(
-        msgspec.structs.replace(layer, seconds={**layer.seconds, tier: layer.seconds[tier] * factor})
+        msgspec.structs.replace(
+            layer, seconds={**layer.seconds, tier: layer.seconds[tier] * factor}, between=_without(layer.between, tier)
+        )
         if layer.name != INPUT_LAYER and tier in layer.seconds
         else layer
         for layer in costs.layers
     )
     word = f"{costs.basis.get(tier, 'measured')}, times {factor:.3f}: slices measured whole"
-    return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: word})
+    intervals = _without(costs.intervals, tier)
+    return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: word}, intervals=intervals)
+
+
+def _without(by_tier: Mapping[str, T], tier: str) -> dict[str, T]:
+    """What was predicted of the tier counts no more once it was measured."""
+    return {name: one for name, one in by_tier.items() if name != tier}
 
 
 def _child(folder: Path) -> list[list[float]]:
