@@ -28,7 +28,6 @@ def measured_costs(
     `samples` price what travels; with `lossy` the lossy codecs are measured on them too.
     """
     from edgesplit_controller.planning import MeasureHere
-    from edgesplit_partitioner import edgetpu
     from edgesplit_partitioner.build_costs import build_costs, with_tier
     from edgesplit_partitioner.measure_codecs import CodecMeasures, with_codecs
 
@@ -51,7 +50,6 @@ def measured_costs(
         cloud_s={name: time.median_s for name, time in times.items()},
         tensors=with_codecs(tensors.tensors, codecs),
         frame_bytes=tensors.frame_bytes,
-        basis=edgetpu.basis(profile, loaded.prepared.format),
         model_format=loaded.prepared.format,
     )
     for name, beyond in further:

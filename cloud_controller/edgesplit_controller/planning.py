@@ -22,7 +22,7 @@ from edgesplit.profiles import DeviceProfile, list_profiles, load_profile
 from edgesplit_controller.database import Database, Measurement, Model
 from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
-from edgesplit_partitioner import Costs, Plan, describe, edgetpu, plan
+from edgesplit_partitioner import Costs, Plan, describe, plan
 from edgesplit_partitioner.build_costs import build_costs, main_operator, with_tier
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
@@ -172,7 +172,6 @@ class Planning:
             cloud_s={name: time.median_s for name, time in times.items()},
             tensors=with_codecs(samples.tensors, self._codecs(model, wanted=lossy)),
             frame_bytes=samples.frame_bytes,
-            basis=edgetpu.basis(profile, loaded.prepared.format),
             model_format=loaded.prepared.format,
         )
         for name, beyond in further.items():

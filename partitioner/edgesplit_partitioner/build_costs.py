@@ -12,6 +12,7 @@ import msgspec
 from edgesplit.errors import UsageError
 from edgesplit.inputs import FRAME
 from edgesplit.profiles import DeviceProfile
+from edgesplit_partitioner import edgetpu
 from edgesplit_partitioner.costs import CodecCost, Costs, Factors, LayerCost, TensorCost, check_costs
 from edgesplit_partitioner.graph import Layer, LayerGraph
 from edgesplit_partitioner.predict import Prediction, Predictor, predict_intervals, predict_joules, predicted_basis
@@ -42,7 +43,8 @@ def build_costs(
     missing = [layer.name for layer in graph.layers if layer.name not in cloud_s]
     if missing:
         raise UsageError(f"no cloud seconds for {len(missing)} layers, {missing[0]!r} among them: measure them first")
-    predicted = predict_intervals(graph, profile, model_format)
+    runs = edgetpu.runs_on(profile, graph, model_format)
+    predicted = predict_intervals(graph, runs, model_format)
     on_device_s = {**{name: one.seconds for name, one in predicted.items()}, **(device_s or {})}
     joules = predict_joules(on_device_s, profile)
     sized = {name: _tensor_cost(graph, name, tensors, frame_bytes, profile) for name in graph.tensors}
@@ -69,7 +71,7 @@ def build_costs(
         raw_inputs=tuple(sorted(graph.raw)),
         device_class=profile.name,
         basis=_basis(graph, profile, device_s is not None, model_format) | dict(basis or {}),
-        intervals={} if device_s else {DEVICE: _factors(profile, model_format)},
+        intervals={} if device_s else {DEVICE: _factors(runs, model_format)},
     )
     check_costs(costs)
     return costs
@@ -82,7 +84,8 @@ def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile
     """
     if name in costs.tiers or not name:
         raise UsageError(f"the tier {name!r} is there already: the costs have {', '.join(costs.tiers)}")
-    predicted = predict_intervals(graph, profile, model_format)
+    runs = edgetpu.runs_on(profile, graph, model_format)
+    predicted = predict_intervals(graph, runs, model_format)
     slower = profile.zstd_slowdown.value
     here = costs.tiers[-1]
 
@@ -110,8 +113,8 @@ def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile
         tiers=(*costs.tiers[:-1], name, here),
         layers=layers,
         inputs={tensor: sized(cost) for tensor, cost in costs.inputs.items()},
-        basis={**costs.basis, name: predicted_basis(graph, profile, model_format)},
-        intervals={**costs.intervals, name: _factors(profile, model_format)},
+        basis={**costs.basis, name: predicted_basis(graph, runs, model_format)},
+        intervals={**costs.intervals, name: _factors(runs, model_format)},
     )
     check_costs(extended)
     return extended
@@ -133,7 +136,9 @@ def _factors(profile: DeviceProfile, model_format: str) -> Factors:
 
 
 def _basis(graph: LayerGraph, profile: DeviceProfile, measured: bool, model_format: str) -> dict[str, str]:
-    device = f"measured: on a {profile.name}" if measured else predicted_basis(graph, profile, model_format)
+    runs = edgetpu.runs_on(profile, graph, model_format)
+    device = f"measured: on a {profile.name}" if measured else predicted_basis(graph, runs, model_format)
+    device += edgetpu.note(profile, graph, model_format)
     return {DEVICE: device, CLOUD: "measured: on this machine"}
 
 

@@ -135,14 +135,24 @@ def predict_layers(graph: LayerGraph, profile: DeviceProfile) -> dict[str, float
 
 
 def predict_intervals(graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> dict[str, Prediction]:
-    """The same with the interval of each layer."""
+    """The same with the interval of each layer.
+
+    What a run costs beyond its operators is counted with the first layer that runs a model: on the device no other runs
+    without it, unless the model has several that nothing comes before. An Edge TPU's USB takes most of the time there.
+    """
     predictor = Predictor(profile, model_format)
+    run_s = profile.fit.run_s if profile.fit else 0.0
     found = {}
     for layer in graph.layers:
-        seconds = predictor.layer_s(layer) + predictor.uncached_s((layer,), graph.layers)
         alone = predictor.together((layer,))
-        scale = seconds / alone.seconds if alone.seconds else 0.0
-        found[layer.name] = Prediction(seconds, alone.low_s * scale, alone.high_s * scale)
+        seconds = predictor.layer_s(layer) + predictor.uncached_s((layer,), graph.layers)
+        low_s, high_s = (
+            seconds * end_s / alone.seconds if alone.seconds else 0.0 for end_s in (alone.low_s, alone.high_s)
+        )
+        if any(work.operator != "input" for work in layer.work):
+            low_s, high_s = low_s + run_s * predictor.whole.low, high_s + run_s * predictor.whole.high
+            seconds, run_s = seconds + run_s, 0.0
+        found[layer.name] = Prediction(seconds, low_s, high_s)
     return found
 
 

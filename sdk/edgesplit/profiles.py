@@ -154,6 +154,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_watts: Figure
     active_watts: Figure
     """Of the whole board, while all `threads` compute."""
+    host: str = ""
+    """The shipped profile of the computer that an accelerator is attached to: what runs a model that it cannot."""
     error: Interval | None = None
     """Of predictions from the rates above. Left out: nobody has compared them with anything."""
     fit: Fit | None = None
@@ -239,6 +241,8 @@ def _check(profile: DeviceProfile, origin: str) -> None:
             raise UsageError(f"device profile {origin}: {name} is not a finite number")
         if len(figure.source.split()) < 2:
             raise UsageError(f"device profile {origin}: {name} has no source: say where the figure comes from")
+    if profile.host and (profile.host == profile.name or profile.host not in list_profiles()):
+        raise UsageError(f"device profile {origin}: host {profile.host[:80]!r} is no other profile that ships")
     if profile.active_watts.value < profile.idle_watts.value:
         raise UsageError(f"device profile {origin}: active_watts is below idle_watts")
     ranges = [one for one in (profile.error, profile.fit.whole if profile.fit else None) if one is not None]

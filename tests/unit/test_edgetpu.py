@@ -89,14 +89,30 @@ def test_a_half_that_the_compiler_refuses_runs_on_the_cpu(compiler: Path) -> Non
 def test_the_plan_says_what_was_done(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiler, without it, and for a model that no compiler takes; other devices say nothing of it."""
     coral = load_profile(CORAL)
-    assert "compiled per cut by edgetpu_compiler" in edgetpu.basis(coral, "tflite")["device"]
-    assert "only int8 TFLite models" in edgetpu.basis(coral, "onnx")["device"]
+    model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
+    assert "compiled per cut by edgetpu_compiler" in edgetpu.note(coral, model.graph, "tflite")
+    assert "only int8 TFLite models" in edgetpu.note(coral, floats.graph, "tflite")
+    assert "only int8 TFLite models" in edgetpu.note(coral, model.graph, "onnx")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "edgetpu_compiler is not on the PATH" in edgetpu.basis(coral, "tflite")["device"]
-    assert edgetpu.basis(load_profile("raspberrypi4"), "tflite") == {}
+    assert "edgetpu_compiler is not on the PATH" in edgetpu.note(coral, model.graph, "tflite")
+    assert edgetpu.note(load_profile("raspberrypi4"), model.graph, "tflite") == ""
     slices, rows = halves()
-    model = tflite_models.prepared("quantised")
     assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
+
+
+def test_a_model_on_an_idle_edge_tpu_was_planned_as_if_it_ran_there(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the compiler, or with a model that it does not take, the host's processor runs it and predicts it."""
+    coral, host = load_profile(CORAL), load_profile("raspberrypi4")
+    model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
+
+    assert edgetpu.runs_on(coral, model.graph, "tflite") == coral
+    assert edgetpu.runs_on(coral, floats.graph, "tflite").rates == host.rates
+    monkeypatch.setenv("PATH", "/nowhere")
+    idle = edgetpu.runs_on(coral, model.graph, "tflite")
+    assert idle.rates == host.rates and idle.name == CORAL
+    assert edgetpu.runs_on(host, model.graph, "tflite") == host
 
 
 def test_a_release_carries_what_was_compiled(compiler: Path) -> None:

@@ -118,6 +118,8 @@ FIGURE = {"value": 1.0, "basis": "assumption", "source": "because it is an examp
         ({"error": {**FIGURE, "low": 0.5, "high": 0.9, "coverage": 0.9}}, "error"),
         ({"fit": {"operators": []}}, "fit"),
         ({"turbo": True}, "turbo"),
+        ({"host": "toaster"}, "host 'toaster'"),
+        ({"host": "raspberrypi4"}, "host 'raspberrypi4'"),
         ({"format": "edgesplit.device-profile/9"}, "format"),
     ],
 )
