@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgesplit.errors import UsageError
+from edgesplit.links import parse_link
 from edgesplit.profiles import load_profile
 from edgesplit_cli.local_model import LocalModel, labels_of, read_samples
 from edgesplit_cli.show import console
@@ -27,20 +29,25 @@ def measured_costs(
 
     `samples` price what travels; with `lossy` the lossy codecs are measured on them too.
     """
-    from edgesplit_controller.planning import MeasureHere
+    from edgesplit_controller.planning import ASSUMED_LINK, FEW_SAMPLES, HERE, TIERS, MeasureHere
+    from edgesplit_partitioner import plan
     from edgesplit_partitioner.build_costs import build_costs, with_tier
     from edgesplit_partitioner.measure_codecs import CodecMeasures, with_codecs
+    from edgesplit_partitioner.measure_slices import Cuts, believed
+    from edgesplit_partitioner.slicing import atoms
 
     profile, loaded = load_profile(device), model.loaded
     further = [(name, load_profile(given)) for name, given in tiers]
     given: list[Any] = list(read_samples(samples, loaded.spec))
+    if lossy and len(given) < 2:
+        raise UsageError(f"--allow-loss: {FEW_SAMPLES.format(len(given))}; give them by --samples")
     here = MeasureHere()
     with console(quiet=quiet).status(f"measuring {model.name} on this machine") as status:
         times = here.layers(loaded, [one for one in given if isinstance(one, bytes)])
         status.update(f"measuring what {model.name} sends")
         tensors = here.samples(loaded, given)
         codecs = CodecMeasures()
-        if lossy and len(given) > 1:
+        if lossy:
             status.update(f"measuring what lossy codecs do to {model.name}")
             codecs = here.codecs(loaded, given, labels_of(samples, loaded.spec))
     costs = build_costs(
@@ -52,6 +59,16 @@ def measured_costs(
         frame_bytes=tensors.frame_bytes,
         model_format=loaded.prepared.format,
     )
+
+    def cuts_of(one: Costs) -> Cuts:
+        made = plan(one, {TIERS: parse_link(ASSUMED_LINK)})
+        return tuple(frozenset(row.layers) for row in made.table.rows)
+
+    medians = {name: time.median_s for name, time in times.items()}
+    with console(quiet=quiet).status(f"measuring slices of {model.name} whole"):
+        costs = believed(
+            costs, HERE, cuts_of, lambda cuts: here.slices(loaded, atoms(loaded.graph, cuts), medians).factor
+        )
     for name, beyond in further:
         costs = with_tier(costs, loaded.graph, name, beyond, loaded.prepared.format)
     return costs

@@ -26,6 +26,7 @@ LABELS = "labels.json"
 CODEC_COLUMNS = (
     "tensor", "codec", ">raw", ">encoded", ">+zstd", ">encode ms", ">decode ms", ">loss", ">confirmed", ">accuracy"
 )  # fmt: skip
+SLICE_COLUMNS = ("slice", ">layers", ">median ms", ">p95 ms", ">sum of its layers ms")
 MOST_SAMPLES = 32
 
 
@@ -147,19 +148,30 @@ def show(data: Path, reference: str, as_json: bool) -> None:
     help="A JPEG (or .npz of tensors), or a folder of them, as real input: also measures what lossy codecs do to the"
     " answers. labels.json beside them (class by file name) adds accuracy.",
 )
+@click.option(
+    "--device",
+    default="generic-x86",
+    show_default=True,
+    help="Device profile whose predictions --json puts beside what is measured here.",
+)
 @click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
     "--on", "where", type=click.Choice(["local"]), default="local", help="Where to measure: the controller's machine."
 )
 @json_option
 @click.pass_obj
-def profile(data: Path, reference: str, samples: Path | None, lossless: bool, where: str, as_json: bool) -> None:
-    """Measure a model layer by layer on this machine, by the runtime's own profile."""
+def profile(
+    data: Path, reference: str, samples: Path | None, device: str, lossless: bool, where: str, as_json: bool
+) -> None:
+    """Measure a model on this machine: layer by layer, then whole the slices that plans choose.
+
+    With --json it is a costs file, which `edgectl plan` reads.
+    """
     api = Api.of(data)
     if samples is not None:
         send_samples(api, reference, samples)
     with console().status(f"measuring {reference} on {where}"):
-        asked = {"on": where, "codecs": samples is not None and not lossless}
+        asked = {"on": where, "device": device, "codecs": samples is not None and not lossless}
         measured = api.post(f"/v1/models/{reference}/profile", asked)
     if as_json:
         print_json(measured)
@@ -176,8 +188,19 @@ def profile(data: Path, reference: str, samples: Path | None, lossless: bool, wh
         )
     )
     console().print(f"sum of medians {ms(sum(layer['median_s'] for layer in measured['layers']))} ms")
+    if measured.get("slices"):
+        title = "slices that plans choose, measured whole"
+        console().print(table(SLICE_COLUMNS, map(_slice_row, measured["slices"]), title=title))
+    for note in measured.get("notes", ()):
+        console().print(note)
     if measured.get("codecs"):
         console().print(table(CODEC_COLUMNS, map(_codec_row, measured["codecs"]), title="lossy codecs, zstd besides"))
+
+
+def _slice_row(one: dict[str, Any]) -> tuple[str, ...]:
+    first, last = one["layers"][0], one["layers"][-1]
+    times = ms(one["median_s"]), ms(one["p95_s"]), "-" if one["summed_s"] is None else ms(one["summed_s"])
+    return (first if first == last else f"{first} to {last}", str(len(one["layers"])), *times)
 
 
 def _codec_row(one: dict[str, Any]) -> tuple[str, ...]:
