@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from edgesplit.errors import UsageError
-from edgesplit.inputs import PCM16_BYTES, InputSpec
+from edgesplit.inputs import PCM16_BYTES, InputSpec, prepare
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.models import MOST_SAMPLES, PICTURES, SOUNDS, TENSORS, labels_in
 
@@ -62,29 +62,42 @@ def open_model(data: Path, what: str, input_text: str | None = None, bindings: S
 
 def read_samples(place: Path | None, spec: InputSpec | None, most: int = MOST_SAMPLES) -> list[Sample]:
     """At most `most` samples from a file or a folder: JPEG, sound (.wav, or .pcm as it travels), .npz of tensors."""
-    files = _files(place, spec)
+    files = sample_files(place, spec)
     if spec is not None and spec.is_sound:
         found: list[Sample] = [frame for file in files for frame in sound_frames(file, spec)]
     else:
-        found = [file.read_bytes() if spec is not None else dict(_arrays(file)) for file in _spread(files, most)]
+        found = [read_sample(file, spec) for file in _spread(files, most)]
     return list(_spread(found, most))
+
+
+def read_sample(file: Path, spec: InputSpec | None) -> Sample:
+    """A picture, or tensors where the model has no input spec; UsageError names the file that is neither."""
+    if spec is None:
+        return dict(_arrays(file))
+    try:
+        frame = file.read_bytes()
+        prepare(spec, frame)
+    except (OSError, UsageError) as error:
+        raise UsageError(f"{file}: {error}") from error
+    return frame
 
 
 def labels_of(place: Path | None, spec: InputSpec | None, most: int = MOST_SAMPLES) -> list[int | None]:
     """The class of each sample by the folder's labels.json; None where it is not known, as of sound in frames."""
-    files = [] if spec is not None and spec.is_sound else _spread(_files(place, spec), most)
+    files = [] if spec is not None and spec.is_sound else _spread(sample_files(place, spec), most)
     known = labels_in(files[0].parent) if files else {}
     return [known.get(file.name) for file in files]
 
 
-def _files(place: Path | None, spec: InputSpec | None) -> list[Path]:
+def sample_files(place: Path | None, spec: InputSpec | None) -> list[Path]:
     """Those that can be samples, in order; UsageError where a folder has none."""
     if place is None:
         return []
     wanted = TENSORS if spec is None else SOUNDS if spec.is_sound else PICTURES
     files = sorted(path for path in place.iterdir() if path.suffix.lower() in wanted) if place.is_dir() else [place]
     if not files:
-        raise UsageError(f"no {' or '.join(sorted(wanted))} in {place}")
+        takes = "tensors" if spec is None else spec.media
+        raise UsageError(f"no {' or '.join(sorted(wanted))} in {place}, and the model takes {takes}")
     return files
 
 

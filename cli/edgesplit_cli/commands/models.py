@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -177,7 +178,7 @@ def profile(
         print_json(measured)
         return
     rows = [
-        (layer["name"], layer.get("operator", ""), ms(layer["median_s"]), ms(layer["p95_s"]))
+        (layer["name"], layer.get("operator", ""), _fine(layer["median_s"]), _fine(layer["p95_s"]))
         for layer in measured["layers"]
     ]
     console().print(
@@ -197,9 +198,14 @@ def profile(
         console().print(table(CODEC_COLUMNS, map(_codec_row, measured["codecs"]), title="lossy codecs, zstd besides"))
 
 
+def _fine(seconds: float) -> str:
+    """Milliseconds with the digits that a layer of a small model needs."""
+    return f"{1e3 * seconds:.3f}"
+
+
 def _slice_row(one: dict[str, Any]) -> tuple[str, ...]:
     first, last = one["layers"][0], one["layers"][-1]
-    times = ms(one["median_s"]), ms(one["p95_s"]), "-" if one["summed_s"] is None else ms(one["summed_s"])
+    times = _fine(one["median_s"]), _fine(one["p95_s"]), "-" if one["summed_s"] is None else _fine(one["summed_s"])
     return (first if first == last else f"{first} to {last}", str(len(one["layers"])), *times)
 
 
@@ -211,36 +217,34 @@ def _codec_row(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 def send_samples(api: Api, reference: str, samples: Path) -> int:
-    """Store pictures or tensors as the model's samples, with their labels; returns how many."""
-    kinds = PICTURES | TENSORS | SOUNDS
-    files = (
-        sorted(path for path in samples.iterdir() if path.suffix.lower() in kinds) if samples.is_dir() else [samples]
-    )
-    if not files:
-        raise UsageError(f"no JPEG, no sound and no .npz in {samples}")
-    if files[0].suffix.lower() in SOUNDS:
-        return _send_sound(api, reference, samples)
+    """Store pictures, sound or tensors, whichever the model takes, as its samples, with their labels; how many."""
+    from edgesplit_cli.local_model import sample_files
+
+    spec = msgspec.convert(api.get(f"/v1/models/{quote(reference)}")["input_spec"], InputSpec | None)
+    files = sample_files(samples, spec)
+    if spec is not None and spec.is_sound:
+        return _send_sound(api, reference, samples, spec)
     labels = labels_in(files[0].parent)
     chosen = files[:: max(1, len(files) // MOST_SAMPLES)][:MOST_SAMPLES]
-    api.post(f"/v1/models/{reference}/samples", {"samples": [_sample(path, labels) for path in chosen]})
+    api.post(f"/v1/models/{quote(reference)}/samples", {"samples": [_sample(path, spec, labels) for path in chosen]})
     return len(chosen)
 
 
-def _send_sound(api: Api, reference: str, samples: Path) -> int:
+def _send_sound(api: Api, reference: str, samples: Path, spec: InputSpec) -> int:
     """The same for recordings, cut into frames as the model's input spec says."""
     from edgesplit_cli.local_model import read_samples
 
-    spec = msgspec.convert(api.get(f"/v1/models/{reference}")["input_spec"], InputSpec | None)
-    if spec is None or not spec.is_sound:
-        raise UsageError(f"{reference} does not take sound: it was pushed without an audio/pcm16 input spec")
     frames = [frame for frame in read_samples(samples, spec, MOST_SAMPLES) if isinstance(frame, bytes)]
     body = {"samples": [{"frame": base64.b64encode(frame).decode()} for frame in frames]}
-    api.post(f"/v1/models/{reference}/samples", body)
+    api.post(f"/v1/models/{quote(reference)}/samples", body)
     return len(frames)
 
 
-def _sample(path: Path, labels: Mapping[str, int]) -> dict[str, Any]:
-    kind = "frame" if path.suffix.lower() in PICTURES else "tensors"
+def _sample(path: Path, spec: InputSpec | None, labels: Mapping[str, int]) -> dict[str, Any]:
+    from edgesplit_cli.local_model import read_sample
+
+    read_sample(path, spec)  # what the controller would refuse without knowing the file's name
+    kind = "tensors" if spec is None else "frame"
     label = {"label": labels[path.name]} if path.name in labels else {}
     return {kind: base64.b64encode(path.read_bytes()).decode(), **label}
 
