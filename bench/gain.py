@@ -173,13 +173,13 @@ def cells_of(one: Trained, profiles: Sequence[str], runs: int, allowance: float)
 def printed(cells: Sequence[Cell]) -> None:
     """A line per model and profile: the gain by link, lossless and lossy, with where the cut is."""
     print(
-        f"{'model (given)':34} {'profile':16} " + " ".join(f"{f'{name}: lossless, lossy':>23}" for name in LINK_NAMES)
+        f"{'model (given)':44} {'profile':16} " + " ".join(f"{f'{name}: lossless, lossy':>23}" for name in LINK_NAMES)
     )
     lines: dict[tuple[str, str], list[Cell]] = {}
     for one in cells:
         lines.setdefault((f"{one.model} ({one.given})", one.profile), []).append(one)
     for (model, profile), row in lines.items():
-        print(f"{model:34} {profile:16} " + " ".join(f"{_shown(one):>11}" for one in row))
+        print(f"{model:44} {profile:16} " + " ".join(f"{_shown(one):>11}" for one in row))
     print(
         "x: times the better pure mode; L all-local, R all-remote, C a cut between (h: fp16, q: int8 on the boundary)"
     )
@@ -208,7 +208,7 @@ def main() -> int:
     options = parser.parse_args()
     cells: list[Cell] = []
     skipped: list[Skipped] = []
-    for one in trained(options.samples, options.model):
+    for one in trained(options.samples, options.model, tflite=True):
         if isinstance(one, Skipped):
             skipped.append(one)
             print(f"skipped: {one.name}: {one.why}", flush=True)
