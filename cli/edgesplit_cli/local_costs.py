@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from edgesplit_partitioner import Costs
 
 
+ANY_DEVICE = "generic-x86"
+"""Asked of the controller where the device's profile is a file that it does not have."""
+
+
+def costs_by(model: LocalModel, costs: Costs, profiles: Sequence[str], tiers: Sequence[str]) -> Costs:
+    """A registered model's costs with its devices predicted here: the first profile is the device's, the others those
+    of `tiers`. Each is a name or a file."""
+    from edgesplit_partitioner.build_costs import for_device, with_tier
+
+    graph, model_format = model.loaded.graph, model.loaded.prepared.format
+    made = for_device(costs, graph, load_profile(profiles[0]), model_format)
+    for name, profile in zip(tiers, profiles[1:], strict=True):
+        made = with_tier(made, graph, name, load_profile(profile), model_format)
+    return made
+
+
 def measured_costs(
     model: LocalModel,
     device: str,

@@ -77,6 +77,37 @@ def build_costs(
     return costs
 
 
+def for_device(costs: Costs, graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> Costs:
+    """Costs of the same model for another device: what the last tier and the tensors were measured at stays."""
+    here = costs.tiers[-1]
+    tensors = {**costs.inputs, **{name: cost for layer in costs.layers for name, cost in layer.writes.items()}}
+    measured = {name: _measured_at(here, cost) for name, cost in tensors.items()}
+    basis = {CLOUD: costs.basis[here]} if here in costs.basis else {}
+    return build_costs(
+        costs.model,
+        graph,
+        profile=profile,
+        cloud_s={layer.name: layer.seconds[here] for layer in costs.layers},
+        tensors=measured,
+        frame_bytes=tensors[FRAME].bytes if FRAME in tensors else 0,
+        basis=basis,
+        model_format=model_format,
+    )
+
+
+def _measured_at(tier: str, cost: TensorCost) -> TensorCost:
+    """The tensor's costs without what was scaled from that tier's for others."""
+    codecs = {
+        name: msgspec.structs.replace(
+            one,
+            encode_s={CLOUD: one.encode_s[tier]} if tier in one.encode_s else {},
+            decode_s={CLOUD: one.decode_s[tier]} if tier in one.decode_s else {},
+        )
+        for name, one in cost.codecs.items()
+    }
+    return msgspec.structs.replace(cost, codecs=codecs)
+
+
 def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile, model_format: str = "onnx") -> Costs:
     """The costs with one more tier before the last, its seconds predicted from a device profile.
 

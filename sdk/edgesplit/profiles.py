@@ -185,11 +185,17 @@ def list_profiles() -> list[str]:
     return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def is_path(name: str | Path) -> bool:
+    """Whether it names a file and not a profile that ships."""
+    text = str(name)
+    return isinstance(name, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json"))
+
+
 def load_profile(name: str | Path) -> DeviceProfile:
     """The shipped profile of that name, or the one in a file of the user's own (a path: it has a '/' or ends with
     .yaml, .yml or .json). UsageError lists near names, or says what the file lacks."""
     text = str(name)
-    if isinstance(name, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json")):
+    if is_path(name):
         return _from_file(Path(text))
     if text not in list_profiles():
         raise UsageError(_unknown(text))

@@ -151,6 +151,14 @@ def test_plans_left_out_what_a_run_costs(profile: DeviceProfile, name: str) -> N
     assert seconds["0"] == pytest.approx(Predictor(chosen).together(graph.layers[:1]).seconds + chosen.fit.run_s)
 
 
+def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before anything is measured."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+
+    with pytest.raises(UsageError, match="5 threads on 4 cores"):
+        calibrate.measure_points(1.0, threads=5)
+
+
 GRID_WORK = microbench.work(GRID[0])
 
 

@@ -13,9 +13,10 @@ import msgspec
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
+from edgesplit.profiles import is_path
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.limits import limit_options, limits_of
-from edgesplit_cli.local_costs import measured_costs
+from edgesplit_cli.local_costs import ANY_DEVICE, costs_by, measured_costs
 from edgesplit_cli.local_model import is_file, open_model
 from edgesplit_cli.planned import print_plan
 from edgesplit_cli.quantities import LINK, TIER
@@ -177,10 +178,16 @@ def _costs(data: Path, source: Source) -> Costs:
         raise click.UsageError(
             f"{source.what} is a model of the controller: --input, --bind and --samples are for files"
         )
+    profiles = [source.device, *(profile for _, profile, _ in source.tiers)]
+    own = any(is_path(profile) for profile in profiles)
     with console(quiet=source.quiet).status(f"measuring {source.what} where that was not done"):
         tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
-        asked = {"device": source.device, "tier": tiers or None, "lossy": source.lossy or None}
-        return load_costs(Api.of(data).get(f"/v1/models/{quote(source.what)}/costs", **asked))
+        asked = {"device": ANY_DEVICE if own else source.device, "tier": (not own and tiers) or None}
+        answer = Api.of(data).get(f"/v1/models/{quote(source.what)}/costs", **asked, lossy=source.lossy or None)
+    costs = load_costs(answer)
+    if not own:
+        return costs
+    return costs_by(open_model(data, source.what), costs, profiles, [name for name, _, _ in source.tiers])
 
 
 def is_model(path: Path) -> bool:
