@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import pytest
 
 from edgesplit.links import parse_link
 from edgesplit.plan import Row
+from edgesplit.profiles import SHIPPED, load_profile
 from edgesplit_cli.commands.plan import links_between
 from edgesplit_cli.main import main
 from edgesplit_cli.plot import label, line_colours
+from edgesplit_controller.registry import load_model
+from edgesplit_partitioner.build_costs import build_costs
 from unit import onnx_models as tiny
 from unit.test_explain import chain_costs
 
@@ -247,3 +251,33 @@ def test_a_registered_model_is_planned_from_the_controllers_costs(
     assert found["model"] == "doorbell@1"
     assert controller.asked == {"device": "raspberrypi4", "tier": None, "lossy": True}
     assert edgectl(monkeypatch, "plan", "door", "--device", "raspberrypi4", "--bind", "batch=1") == 2
+
+
+def test_a_profile_of_ones_own_was_unknown_to_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that the controller does not have: its measurements, our predictions."""
+    text = resources.files(SHIPPED).joinpath("jetson-nano.yaml").read_text("utf-8")
+    (tmp_path / "mine.yaml").write_text(text.replace("name: jetson-nano", "name: mine"))
+
+    class WithCosts(Registered):
+        def get(self, path: str, **query: Any) -> Any:
+            shown = super().get(path, **query)
+            if not path.endswith("/costs"):
+                return shown
+            model = load_model(tiny.chain(), "image/jpeg 64x48 scale=1/255", {})
+            cloud_s = {layer.name: 0.001 for layer in model.graph.layers}
+            return msgspec.to_builtins(
+                build_costs("door@3", model.graph, profile=load_profile("generic-x86"), cloud_s=cloud_s, tensors={})
+            )
+
+    controller = WithCosts()
+    monkeypatch.setattr("edgesplit_cli.api.Api.of", lambda data: controller)
+    found = as_json(
+        monkeypatch, capsys, "plan", "door", "--device", tmp_path / "mine.yaml",
+        "--tier", f"edge={tmp_path / 'mine.yaml'}@100mbit/2ms",
+    )  # fmt: skip
+
+    assert found["device_class"] == "mine" and found["tiers"] == ["device", "edge", "cloud"]
+    assert "device profile mine" in found["basis"]["device"] and "device profile mine" in found["basis"]["edge"]
+    assert found["basis"]["cloud"] == "measured: on this machine"
