@@ -32,6 +32,19 @@ def costs_by(model: LocalModel, costs: Costs, profiles: Sequence[str], tiers: Se
     return made
 
 
+def _check(samples: Sequence[Any], model: LocalModel) -> None:
+    """Tensors fit the model, before the runtime blames the model for them."""
+    from edgesplit.oip import check_tensors
+
+    for number, sample in enumerate(samples, 1):
+        if isinstance(sample, bytes):
+            continue
+        try:
+            check_tensors(sample, model.loaded.prepared.inputs)
+        except UsageError as error:
+            raise UsageError(f"sample {number} of {len(samples)} does not fit {model.name}: {error}") from error
+
+
 def measured_costs(
     model: LocalModel,
     device: str,
@@ -55,6 +68,7 @@ def measured_costs(
     profile, loaded = load_profile(device), model.loaded
     further = [(name, load_profile(given)) for name, given in tiers]
     given: list[Any] = list(read_samples(samples, loaded.spec))
+    _check(given, model)
     if lossy and len(given) < 2:
         raise UsageError(f"--allow-loss: {FEW_SAMPLES.format(len(given))}; give them by --samples")
     here = MeasureHere()

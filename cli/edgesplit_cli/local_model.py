@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import wave
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ def _arrays(file: Path) -> Mapping[str, Any]:
     try:
         with np.load(file, allow_pickle=False) as opened:
             return {name.removeprefix("in:"): opened[name] for name in opened.files if not name.startswith("out:")}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{file} is no .npz of plain arrays: {error}") from error
 
 

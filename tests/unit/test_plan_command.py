@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from edgesplit.links import parse_link
@@ -281,3 +282,24 @@ def test_a_profile_of_ones_own_was_unknown_to_the_controller(
     assert found["device_class"] == "mine" and found["tiers"] == ["device", "edge", "cloud"]
     assert "device profile mine" in found["basis"]["device"] and "device profile mine" in found["basis"]["edge"]
     assert found["basis"]["cloud"] == "measured: on this machine"
+
+
+@pytest.mark.parametrize(
+    "arrays", [{"x": np.zeros((1, 2), np.float32)}, {"y": np.zeros(1, np.float32)}, {"x": np.zeros(1, object)}]
+)
+def test_the_runtime_blamed_the_model_for_a_sample(
+    arrays: dict[str, Any],
+    tmp_path: Path,
+    model_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another shape, another name, or objects: the sample is told, and nothing is measured. An allowance for loss wants
+    two samples."""
+    np.savez(tmp_path / "one.npz", **arrays)
+    options = ("plan", model_file, "--device", "raspberrypi4")
+    assert edgectl(monkeypatch, *options, "--samples", tmp_path / "one.npz") == 2
+    said = capsys.readouterr().err
+    assert "sample 1 of 1 does not fit" in said or "one.npz is no .npz of plain arrays" in said
+    assert edgectl(monkeypatch, *options, "--allow-loss", "1%") == 2
+    assert "two samples at least, one to choose by and one to confirm by, not 0" in capsys.readouterr().err

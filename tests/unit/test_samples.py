@@ -67,9 +67,10 @@ def test_a_broken_sample_was_refused_without_its_name(tmp_path: Path) -> None:
     for read in (lambda: read_samples(tmp_path, SPEC), lambda: send_samples(Posted(SPEC), "m", tmp_path)):
         with pytest.raises(UsageError, match=r"torn\.jpg: the frame is not a whole JPEG"):
             read()
-    (tmp_path / "torn.npz").write_bytes(b"PK")
-    with pytest.raises(UsageError, match=r"torn\.npz"):
-        send_samples(Posted(None), "m", tmp_path)
+    for torn in (b"PK", b"PK\x03\x04torn", b""):
+        (tmp_path / "torn.npz").write_bytes(torn)
+        with pytest.raises(UsageError, match=r"torn\.npz"):
+            send_samples(Posted(None), "m", tmp_path)
 
 
 def test_an_empty_folder_is_told_with_what_the_model_takes(tmp_path: Path) -> None:
