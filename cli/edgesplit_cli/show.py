@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+
+from edgesplit.links import LINKS
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
@@ -25,10 +27,13 @@ def print_json(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """A table; a column whose heading begins with `>` is aligned to the right."""
+    """A table; a column whose heading begins with `>` is aligned to the right, and its figures are never broken."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        right = column.startswith(">")
+        made.add_column(
+            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right and "\n" in column
+        )
     for row in rows:
         made.add_row(*row)
     return made
@@ -53,6 +58,12 @@ def size(count: float | None) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
+
+
+def link_name(link: Mapping[str, Any]) -> str:
+    """What people call a link, as in `lte/10`; empty where it was spelt in figures, which stand beside it anyway."""
+    name = str(link.get("name") or "")
+    return name if name.partition("/")[0] in LINKS else ""
 
 
 def rate(bytes_per_s: float | None) -> str:
