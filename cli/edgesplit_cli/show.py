@@ -44,6 +44,11 @@ def ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f}"
 
 
+def fine_ms(seconds: float | None) -> str:
+    """The same where single layers are timed: most of them take less than 0.1 ms."""
+    return "-" if seconds is None else f"{seconds * 1000:.3f}"
+
+
 def share(part: float | None) -> str:
     """A part of one as per cent, for people: small ones with as many digits as say something."""
     return "-" if part is None else f"{part:.2%}" if part >= 1e-3 or not part else f"{part:.1e}".replace("e-0", "e-")

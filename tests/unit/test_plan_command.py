@@ -18,6 +18,7 @@ from edgesplit.links import parse_link
 from edgesplit.plan import Row
 from edgesplit_cli.commands.infer import array_in
 from edgesplit_cli.commands.plan import links_between
+from edgesplit_cli.demo.run import alone_on
 from edgesplit_cli.local_model import arrays_in
 from edgesplit_cli.main import main
 from edgesplit_cli.plot import label, labels, line_colours, shortened
@@ -382,3 +383,31 @@ def test_arrays_that_are_none_do_not_end_in_a_traceback(name: str, content: byte
         np.save(file, np.array([{1: 2}], dtype=object))
     with pytest.raises(UsageError, match=name):
         dict(arrays_in(file)) if name.endswith("npz") else array_in(file)
+
+
+def test_a_second_demo_on_one_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would start its agents on those of the first."""
+    with alone_on(tmp_path):
+        assert edgectl(monkeypatch, "demo", "--folder", tmp_path) == 2
+    assert f"another demo runs on {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("label", ["room", "=kitchen", "room="])
+def test_a_label_without_a_value_is_refused(
+    label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No `--to KEY=VALUE` would ever find it."""
+    arguments = ["device", "claim", "cam", "--profile", "raspberrypi4", "--label", label]
+    assert edgectl(monkeypatch, "--data", tmp_path, *arguments) == 2
+    assert "write it as KEY=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("deadline", ["nan", "0", "-1", "1e9"])
+def test_a_deadline_that_is_none_is_refused(
+    deadline: str, costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is asked."""
+    assert edgectl(monkeypatch, "infer", "m", costs_file, "--deadline", deadline) == 2
+    assert "--deadline" in capsys.readouterr().err

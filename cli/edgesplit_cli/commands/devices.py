@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
 from edgesplit_cli.show import console, json_option, ms, print_json, rate, table
 
@@ -59,7 +60,7 @@ def claim(
         "device_class": profile,
         "link": link,
         "group": group,
-        "labels": {key: value for key, _, value in (label.partition("=") for label in labels)},
+        "labels": dict(_label(label) for label in labels),
         "expires_s": expires_s,
     }
     made = json.dumps(Api.of(data).post("/v1/devices/claims", body))
@@ -70,6 +71,14 @@ def claim(
     out.chmod(0o600)
     out.write_text(made)
     click.echo(f"claim for {name} in {out}: on the device, run `edgesplit-agent run --data FOLDER --claim {out}`")
+
+
+def _label(text: str) -> tuple[str, str]:
+    """Key and value; UsageError for a label without a value, which no `--to KEY=VALUE` would ever find."""
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise UsageError(f"--label {text[:60]}: write it as KEY=VALUE, as in --label room=kitchen")
+    return key, value
 
 
 @device.command("list")

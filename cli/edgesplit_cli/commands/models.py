@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from edgesplit.errors import UsageError
 from edgesplit.inputs import InputSpec
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, json_option, ms, print_json, share, size, table
+from edgesplit_cli.show import console, fine_ms, json_option, ms, print_json, share, size, table
 
 PICTURES = {".jpg", ".jpeg"}
 TENSORS = {".npz"}
@@ -165,7 +165,7 @@ def profile(data: Path, reference: str, samples: Path | None, lossless: bool, wh
         print_json(measured)
         return
     rows = [
-        (layer["name"], layer.get("operator", ""), ms(layer["median_s"]), ms(layer["p95_s"]))
+        (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
         for layer in measured["layers"]
     ]
     console().print(
@@ -183,7 +183,7 @@ def profile(data: Path, reference: str, samples: Path | None, lossless: bool, wh
 def _codec_row(one: dict[str, Any]) -> tuple[str, ...]:
     accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%} ({one['accuracy_raw']:.1%} raw)"
     sizes = size(one["raw_bytes"]), size(one["bytes"]), size(one["zstd_bytes"])
-    times = ms(one["encode_s"]), ms(one["decode_s"])
+    times = fine_ms(one["encode_s"]), fine_ms(one["decode_s"])
     return (one["tensor"], one["codec"], *sizes, *times, share(one["loss"]), share(one["confirmed_loss"]), accuracy)
 
 
