@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgesplit_cli.show import console, link_name, ms, rate, share, size, table
+from edgesplit_cli.show import console, link_name, ms, rate, share, size, table, travels
 
 COLUMNS = (
     "",
@@ -34,15 +34,15 @@ def print_plan(made: dict[str, Any]) -> None:
         out.print(f"  {tier} times: {basis}")
     best, valued = made["best"], made.get("objective", "latency") not in ("latency", "latency_p95")
     further = made["tiers"][1:-1]
-    forbidden = not all(one.get("allowed", True) for one in made["candidates"])
     columns = (
         *COLUMNS,
         *(f">on\n{tier}" for tier in further),
         *((heading(made["objective"]),) if valued else ()),
-        *(("",) if forbidden else ()),
     )
-    rows = [_candidate(one, made, len(further), valued, forbidden) for one in made["candidates"]]
+    rows = [_candidate(one, made, len(further), valued) for one in made["candidates"]]
     out.print(table(columns, rows))
+    if not all(one.get("allowed", True) for one in made["candidates"]):
+        out.print("x: a limit forbids it")
     out.print(_best(made, valued))
     if told := loss_told(next((row for row in made["table"]["rows"] if row["name"] == best), {})):
         out.print(told)
@@ -106,11 +106,11 @@ def _range(one: dict[str, Any]) -> tuple[str, str]:
     return one["name"], range_told(one)
 
 
-def _candidate(one: dict[str, Any], made: dict[str, Any], further: int, valued: bool, noted: bool) -> tuple[str, ...]:
+def _candidate(one: dict[str, Any], made: dict[str, Any], further: int, valued: bool) -> tuple[str, ...]:
     value = worth(made["objective"], one["value"]).partition(" ")[0]
     return (
-        "*" if one["name"] == made["best"] else "",
-        one["name"] + (" +zstd" if one.get("compress") else ""),
+        "*" if one["name"] == made["best"] else "" if one.get("allowed", True) else "x",
+        one["name"] + travels(one),
         one.get("after") or "-",
         size(one["up_bytes"]) if one["up_bytes"] else "-",
         ms(one["device_s"]),
@@ -120,7 +120,6 @@ def _candidate(one: dict[str, Any], made: dict[str, Any], further: int, valued: 
         ms(one["total_s"]),
         *(str(count) for count in _layers_on(one, further)),
         *((value,) if valued else ()),
-        *(("" if one.get("allowed", True) else "forbidden",) if noted else ()),
     )
 
 

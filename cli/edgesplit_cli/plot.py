@@ -16,7 +16,7 @@ from edgesplit import plan as words
 from edgesplit.errors import UsageError
 from edgesplit.plan import Conditions, Link, Row
 from edgesplit_cli.demo.picture import GRID, INK, INSIDE, LOCAL, PAPER, REMOTE
-from edgesplit_cli.show import link_name
+from edgesplit_cli.show import link_name, travels
 
 ENDINGS = (".svg", ".png", ".pdf")
 FAINT = "#8b949e"
@@ -116,7 +116,7 @@ def shown_candidates(made: dict[str, Any]) -> list[dict[str, Any]]:
 
 def label(one: dict[str, Any]) -> str:
     """A cut as people call it."""
-    packed = " +zstd" if one.get("compress") else ""
+    packed = travels(one)
     if one["name"] == words.LOCAL:
         return "all on the device"
     if not one.get("after"):

@@ -77,4 +77,11 @@ def rate(bytes_per_s: float | None) -> str:
         return "-"
     if bytes_per_s == float("inf"):
         return "∞"
-    return f"{bytes_per_s * 8 / 1e6:.3g} Mbit/s"
+    mbit_s = bytes_per_s * 8 / 1e6
+    return f"{mbit_s:.3g} Mbit/s" if mbit_s < 999.5 else f"{mbit_s / 1000:.3g} Gbit/s"
+
+
+def travels(row: Mapping[str, Any]) -> str:
+    """How a cut's tensors travel, where that is not raw: ` int8 +zstd`; empty for raw."""
+    lossy = dict.fromkeys(codec for codec in (row.get("codecs") or {}).values() if codec != "raw")
+    return "".join(f" {codec}" for codec in lossy) + (" +zstd" if row.get("compress") else "")

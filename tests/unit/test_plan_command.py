@@ -307,7 +307,7 @@ def test_limits_that_conflict_are_named_by_their_options(
     """And what would do is written so that it can be typed."""
     assert edgectl(monkeypatch, "plan", costs_file, "--deadline", "1ms") == 4
     told = capsys.readouterr().err
-    least = re.search(r"no cut keeps --deadline 1ms\..* --deadline ([0-9.]+ms) instead of", told)
+    least = re.search(r"no cut keeps --deadline 1ms\..* --deadline ([0-9.]+ms)$", told)
     assert least, told
     assert edgectl(monkeypatch, "plan", costs_file, "--deadline", least[1]) == 0
 

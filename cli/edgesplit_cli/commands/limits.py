@@ -128,10 +128,13 @@ SPELT: dict[str, tuple[str, tuple[tuple[float, str], ...]]] = {
 BINARY = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
 LIMIT = re.compile(rf"\b({'|'.join(SPELT)})\b(?:=([^\s,;:]*[^\s,;:.]))?")
 
+INSTEAD = re.compile(r" instead of [0-9.e+-]+(?=;|$)")
+"""What was asked for is in the same line already, with its unit."""
+
 
 def in_flags(text: str) -> str:
     """A planner's words about limits, as in `memory_bytes=4e+07`, in those of the command line: `--memory 40MB`."""
-    return LIMIT.sub(lambda found: flag(found[1], found[2]), text)
+    return LIMIT.sub(lambda found: flag(found[1], found[2]), INSTEAD.sub("", text))
 
 
 def flag(name: str, value: str | None) -> str:
