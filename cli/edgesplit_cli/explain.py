@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgesplit_cli.commands.limits import in_flags
-from edgesplit_cli.show import console, ms, rate, size, table
+from edgesplit_cli.show import console, headed, ms, rate, size, table
 
 if TYPE_CHECKING:
     from edgesplit_partitioner.explain import Bind, Change, Choice, Explanation, Move
@@ -21,7 +21,8 @@ def print_reasons(reasons: Explanation) -> None:
     """All of it, on standard output."""
     out = console()
     for line in sentences(reasons):
-        out.print(line)
+        why, question, rest = line.partition("? ")
+        out.print(headed(why + question, rest) if question else line)
     moves = [*reasons.inward[:MOST_MOVES], *reasons.outward[:MOST_MOVES]]
     if moves:
         parts = [part for part in PARTS if any(abs(move.split.get(part, 0.0)) >= LEAST_S for move in moves)]
@@ -42,7 +43,7 @@ def sentences(reasons: Explanation) -> Iterator[str]:
     value = f" ({worded(reasons.objective)} {valued(reasons, best.value)})" if reasons.objective != "latency" else ""
     took = f"{ms(best.seconds)} ms{value}{total}"
     sent = f"with {size(best.bytes)} over the link{'s' if len(tiers) > 2 else ''}, answers included"
-    yield f"[bold]Why {cut_told(tiers, best)}?[/] It takes {took}, {sent if best.bytes else 'and sends nothing'}."
+    yield f"Why {cut_told(tiers, best)}? It takes {took}, {sent if best.bytes else 'and sends nothing'}."
     yield from _pure(reasons)
     if reasons.next_best is not None:
         more = reasons.next_best.value - best.value
@@ -74,7 +75,7 @@ def _bind(reasons: Explanation, bind: Bind) -> str:
     if not bind.binds:
         return f"The limit {limit} does not bind: the plan would be as good without it."
     return (
-        f"The limit [bold]{limit}[/] binds: without it {cut_told(reasons.tiers, bind.without)} would take "
+        f"The limit {limit} binds: without it {cut_told(reasons.tiers, bind.without)} would take "
         f"{valued(reasons, bind.without.value)}, so it costs {added(reasons, bind.costs).removeprefix('+')}"
         f"{_share(bind.costs, bind.without.value)}."
     )

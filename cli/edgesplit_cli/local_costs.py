@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from edgesplit.profiles import load_profile
 from edgesplit_cli.local_model import LocalModel, labels_of, read_samples
 from edgesplit_cli.show import console
@@ -36,13 +38,13 @@ def measured_costs(
     further = [(name, load_profile(given)) for name, given in tiers]
     given: list[Any] = list(read_samples(samples, loaded.spec))
     here = MeasureHere()
-    with console(quiet=quiet).status(f"measuring {model.name} on this machine") as status:
+    with console(quiet=quiet).status(Text(f"measuring {model.name} on this machine")) as status:
         times = here.layers(loaded, [one for one in given if isinstance(one, bytes)])
-        status.update(f"measuring what {model.name} sends")
+        status.update(Text(f"measuring what {model.name} sends"))
         tensors = here.samples(loaded, given)
         codecs = CodecMeasures()
         if lossy and len(given) > 1:
-            status.update(f"measuring what lossy codecs do to {model.name}")
+            status.update(Text(f"measuring what lossy codecs do to {model.name}"))
             codecs = here.codecs(loaded, given, labels_of(samples, loaded.spec))
     costs = build_costs(
         model.name,

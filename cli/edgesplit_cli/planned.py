@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgesplit_cli.show import console, link_name, ms, rate, share, size, table, travels
+from rich.text import Text
+
+from edgesplit import plan as words
+from edgesplit_cli.show import console, headed, link_name, ms, rate, share, size, table, travels
 
 COLUMNS = (
     "",
@@ -25,11 +28,12 @@ def print_plan(made: dict[str, Any]) -> None:
     for number, link in enumerate(made.get("links") or [made["link"]]):
         between = f"{made['tiers'][number]} to {made['tiers'][number + 1]}" if len(made["tiers"]) > 2 else "link"
         named = f"{link_name(link)} " if link_name(link) else ""
-        head = f"[bold]{made['model']}[/] on {made['device_class'] or 'the device'}, " if not number else "  "
-        out.print(
-            f"{head}{between} {named}up {rate(link['up_bytes_per_s'])}, down "
+        on = f" on {made['device_class'] or 'the device'}, "
+        told = (
+            f"{between} {named}up {rate(link['up_bytes_per_s'])}, down "
             f"{rate(link['down_bytes_per_s'])}, round trip {ms(link['rtt_s'])} ms"
         )
+        out.print(headed(made["model"], f"{on}{told}") if not number else f"  {told}")
     for tier, basis in made.get("basis", {}).items():
         out.print(f"  {tier} times: {basis}")
     best, valued = made["best"], made.get("objective", "latency") not in ("latency", "latency_p95")
@@ -50,13 +54,24 @@ def print_plan(made: dict[str, Any]) -> None:
     out.print(table(headings, map(_range, made["ranges"]), title="switching table"))
 
 
-def _best(made: dict[str, Any], valued: bool) -> str:
+def _best(made: dict[str, Any], valued: bool) -> Text:
     """The answer and how sure it is."""
     certificate = made["certificate"]
     value = f", {told_objective(made)}" if valued else ""
     bound = f"lower bound {worth(made['objective'], certificate['lower_bound'])}, gap {certificate['gap']:.2%}"
-    gain = f"; {made['gain']:.2f}x the better of all-local and all-remote" if made["gain"] else ""
-    return f"best: [bold]{made['best']}[/] {ms(made['seconds'])} ms{value}; {bound}{gain}"
+    gain = f"; {made['gain']:.2f}x {_pure_told(made)}" if made["gain"] else ""
+    return Text.assemble("best: ", (made["best"], "bold"), f" {ms(made['seconds'])} ms{value}; {bound}{gain}")
+
+
+def _pure_told(made: dict[str, Any]) -> str:
+    """What the gain is measured by: the pure modes that the limits allow."""
+    pure = {words.LOCAL: "all-local", words.REMOTE: "all-remote"}
+    allowed = {one["name"]: one["allowed"] for one in made["candidates"] if one["name"] in pure}
+    kept = [pure[name] for name in pure if allowed.get(name)]
+    if len(kept) != 1 or len(allowed) != len(pure):
+        return "the better of all-local and all-remote"
+    other = next(pure[name] for name in pure if not allowed[name])
+    return f"{kept[0]} ({other} is forbidden)"
 
 
 def worth(objective: str, value: float | None) -> str:

@@ -41,6 +41,7 @@ LATENCIES = ("latency", "latency_p95")
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edgesplit",
+    "text.parse_math": False,
     "font.family": "sans-serif",
     "font.size": 12,
     "text.color": INK,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from edgesplit.links import LINKS
 
@@ -16,9 +17,17 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def console(*, quiet: bool = False) -> Console:
-    """Standard output; wide enough for tables where there is no terminal. Quiet: nothing is printed."""
-    out = Console(highlight=False, quiet=quiet)
-    return out if out.is_terminal else Console(highlight=False, quiet=quiet, width=max(out.width, 140))
+    """Standard output; wide enough for tables where there is no terminal. Quiet: nothing is printed.
+
+    No markup: what models and layers are called is printed as it is, brackets too. Styles come as `Text`.
+    """
+    out = Console(highlight=False, markup=False, quiet=quiet)
+    return out if out.is_terminal else Console(highlight=False, markup=False, quiet=quiet, width=max(out.width, 140))
+
+
+def headed(head: str, rest: str) -> Text:
+    """A line that begins in bold."""
+    return Text.assemble((head, "bold"), rest)
 
 
 def print_json(value: Any) -> None:
@@ -26,7 +35,7 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
     """A table; a column whose heading begins with `>` is aligned to the right, and its figures are never broken."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:

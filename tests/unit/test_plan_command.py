@@ -411,3 +411,38 @@ def test_a_deadline_that_is_none_is_refused(
     """Before anything is asked."""
     assert edgectl(monkeypatch, "infer", "m", costs_file, "--deadline", deadline) == 2
     assert "--deadline" in capsys.readouterr().err
+
+
+def test_gain_is_not_told_against_what_a_limit_forbids(
+    costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All-remote may be faster and not allowed: then the gain is that over all-local, and says so."""
+    assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--keep-raw-input") == 0
+    text = capsys.readouterr().out
+    assert "x all-local (all-remote is forbidden)" in " ".join(text.split())
+    assert "x: a limit forbids it" in text
+    assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte") == 0
+    assert "the better of all-local and all-remote" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_cut_says_how_its_tensors_travel() -> None:
+    """By codec, and compressed or not: cuts after one layer differ by nothing else."""
+    row = {"name": "cut-1", "after": "conv", "codecs": {"t": "int8", "u": "raw"}, "compress": True}
+    assert label(row) == "after conv int8 +zstd"
+    assert label({"name": "cut-2", "after": "conv", "codecs": {"t": "raw"}, "compress": False}) == "after conv"
+
+
+@pytest.mark.parametrize("name", ["a[/]b[red]", "$\\alpha_{2$ & <b>", "[bold]"])
+def test_names_are_printed_and_drawn_as_they_are(
+    name: str, costs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets are no style and dollars no formula: a layer or model may be called anything."""
+    costs = chain_costs()
+    layers = tuple(msgspec.structs.replace(one, name=f"{one.name}{name}") for one in costs.layers)
+    costs_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(costs, layers=layers, model=name)))
+    plot = tmp_path / "plan.svg"
+    assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--explain", "--plot", plot) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(name)
+    assert f"narrow{name}" in text
+    assert plot.exists()

@@ -90,6 +90,4 @@ def _print(made: DeviceProfile, path: Path, as_json: bool) -> None:
     ]
     console().print(table(("operators", ">points", ">measured / predicted, 90 %"), rows, title=made.description))
     console().print(f"whole networks: {fit.whole.low:.2f} to {fit.whole.high:.2f} of the prediction, 90 % of the time")
-    console().print(
-        f"wrote [bold]{path}[/]: edgectl plan MODEL --device {path if path.parent != Path() else f'./{path}'} …"
-    )
+    console().print(f"wrote {path}: edgectl plan MODEL --device {path if path.parent != Path() else f'./{path}'} …")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 from edgesplit.errors import DeadlineExceeded
 from edgesplit_cli.api import Api
@@ -61,7 +62,7 @@ def deploy(
     }
     if codecs:
         body["codecs"] = list(codecs)
-    with console().status(f"planning, cutting and signing {model}") if not as_json else _nothing():
+    with console().status(Text(f"planning, cutting and signing {model}")) if not as_json else _nothing():
         made = api.post("/v1/deployments", body)
     if wait_s:
         wait_for(api, made["devices"], made["release"], wait_s)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
@@ -113,7 +114,7 @@ def show(data: Path, name: str, as_json: bool) -> None:
         return
     out = console()
     belongs = f"link {one.get('link') or '-'}  group {one.get('group') or '-'}"
-    out.print(f"[bold]{one['name']}[/]  {_state(one)}  {one['device_class']}  {belongs}")
+    out.print(Text.assemble((one["name"], "bold"), "  ", _state(one), f"  {one['device_class']}  {belongs}"))
     for label, value in (one.get("labels") or {}).items():
         out.print(f"  {label}={value}")
     seen = f"last seen {_ago(one.get('last_seen'))}; session {one.get('session') or '-'}"
@@ -148,13 +149,13 @@ def device_table(every: list[dict[str, Any]]) -> Any:
     return table(columns, rows)
 
 
-def _lines(one: dict[str, Any]) -> list[tuple[str, ...]]:
+def _lines(one: dict[str, Any]) -> list[tuple[str | Text, ...]]:
     """The table's lines of one device; what is no longer true is not shown."""
     live = one["state"] == "online"
     telemetry = (one.get("telemetry") or {}) if live else {}
     windows = {window["model"]: window for window in telemetry.get("models", [])}
     kind = one["device_class"] + (" (emulated)" if one.get("emulated") else "")
-    lines: list[tuple[str, ...]] = []
+    lines: list[tuple[str | Text, ...]] = []
     for model in one.get("models") or [{"model": "-", "state": "", "release": ""}]:
         window = windows.get(model["model"], {})
         running = model["model"] + (f" {model['state']}" if model["state"] not in ("running", "") else "")
@@ -192,9 +193,9 @@ def _windows(one: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def _state(one: dict[str, Any]) -> str:
+def _state(one: dict[str, Any]) -> Text:
     style = STATE_STYLE.get(one["state"], "white")
-    return f"[{style}]{one['state']}[/]"
+    return Text(one["state"], style)
 
 
 def _ago(seen: float | None) -> str:

@@ -16,7 +16,7 @@ from edgesplit.inputs import FRAME
 from edgesplit_cli.api import Api
 from edgesplit_cli.local_model import arrays_in
 from edgesplit_cli.quantities import Number
-from edgesplit_cli.show import console, json_option, ms, print_json, size
+from edgesplit_cli.show import console, headed, json_option, ms, print_json, size
 
 MOST_PRINTED = 12
 MOST_DEADLINE_S = 3600.0
@@ -72,7 +72,7 @@ def infer(
         )
         return
     for name, value in answer.outputs.items():
-        console().print(f"[bold]{name}[/] {value.dtype}{list(value.shape)}  {_text(value)}")
+        console().print(headed(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
     if report:
         console().print(_how(report))
 

@@ -12,12 +12,14 @@ from typing import IO, Any
 
 import click
 import msgspec
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit.inputs import InputSpec
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, fine_ms, json_option, ms, print_json, share, size, table
+from edgesplit_cli.show import console, fine_ms, headed, json_option, ms, print_json, share, size, table
 
 PICTURES = {".jpg", ".jpeg"}
 TENSORS = {".npz"}
@@ -63,7 +65,7 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
         _as_pushed(file) as (opened, total),
         Progress(*columns, console=None, disable=as_json or total < 8 << 20, transient=True) as bar,
     ):
-        task = bar.add_task(f"pushing {file.name}", total=total)
+        task = bar.add_task(escape(f"pushing {file.name}"), total=total)
         stored = api.upload(
             "/v1/models",
             opened,
@@ -127,7 +129,7 @@ def show(data: Path, reference: str, as_json: bool) -> None:
     if as_json:
         print_json(one)
         return
-    console().print(f"[bold]{one['model']}[/]  sha256 {one['sha256']}")
+    console().print(headed(one["model"], f"  sha256 {one['sha256']}"))
     for side in ("inputs", "outputs"):
         for tensor in one[side]:
             console().print(f"{side[:-1]:7} {tensor['name']} {tensor['datatype']} {tensor['shape']}")
@@ -158,7 +160,7 @@ def profile(data: Path, reference: str, samples: Path | None, lossless: bool, wh
     api = Api.of(data)
     if samples is not None:
         send_samples(api, reference, samples)
-    with console().status(f"measuring {reference} on {where}"):
+    with console().status(Text(f"measuring {reference} on {where}")):
         asked = {"on": where, "codecs": samples is not None and not lossless}
         measured = api.post(f"/v1/models/{reference}/profile", asked)
     if as_json:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import click
 import msgspec
+from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
@@ -188,7 +189,7 @@ def _costs(data: Path, source: Source) -> Costs:
         raise click.UsageError(
             f"{source.what} is a model of the controller: --input, --bind and --samples are for files"
         )
-    with console(quiet=source.quiet).status(f"measuring {source.what} where that was not done"):
+    with console(quiet=source.quiet).status(Text(f"measuring {source.what} where that was not done")):
         tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
         asked = {"device": source.device, "tier": tiers or None, "lossy": source.lossy or None}
         return load_costs(Api.of(data).get(f"/v1/models/{quote(source.what)}/costs", **asked))

@@ -110,7 +110,9 @@ class Demo:
 
     def prepare(self) -> None:
         """Everything up to three devices that run their part of the model."""
-        self.console.print(f"[bold]edgesplit demo[/]: three emulated devices, one model. State and logs in {self.data}")
+        self.console.print(
+            show.headed("edgesplit demo", f": three emulated devices, one model. State and logs in {self.data}")
+        )
         (self.data / "logs").mkdir(parents=True, exist_ok=True)
         self._start_cloud()
         self._push()
@@ -242,7 +244,7 @@ class Demo:
         found = problems(summary)
         if found:
             raise EdgeError("the demo did not show what it should:\n  " + "\n  ".join(found))
-        self.console.print("[green]Every request was answered once, and as the whole model answers.[/]")
+        self.console.print("Every request was answered once, and as the whole model answers.", style="green")
 
     def stay(self) -> None:
         """Leave everything running until Ctrl-C."""
@@ -274,7 +276,7 @@ class Demo:
     def _command(self, *words: str, quiet: bool = False) -> None:
         """Run one of our commands and show it; its failure is ours, but for a controller or command that was killed."""
         shown = " ".join(f"'{word}'" if " " in word else word for word in words)
-        self.console.print(f"[cyan]$ edgectl {shown}[/]", soft_wrap=True)
+        self.console.print(f"$ edgectl {shown}", style="cyan", soft_wrap=True)
         code, output, errors = self._run(words)
         for _ in range(MOST_TRIES - 1):
             if code not in TRY_AGAIN:
