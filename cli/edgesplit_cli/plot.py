@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from edgesplit import plan as words
 from edgesplit.errors import UsageError
 from edgesplit.plan import Conditions, Link, Row
 from edgesplit_cli.demo.picture import GRID, INK, INSIDE, LOCAL, PAPER, REMOTE
-from edgesplit_cli.show import link_name, travels
+from edgesplit_cli.show import can_write, link_name, travels
 
 ENDINGS = (".svg", ".png", ".pdf")
 FAINT = "#8b949e"
@@ -84,10 +83,7 @@ def check_place(file: Path) -> None:
     """UsageError where no picture can be written: better before a long measurement than after it."""
     if file.suffix.lower() not in ENDINGS:
         raise UsageError(f"cannot draw {file.name}: end it in {', '.join(ENDINGS)}")
-    if not file.parent.is_dir():
-        raise UsageError(f"cannot write {file}: there is no folder {file.parent}")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UsageError(f"cannot write {file}: not allowed")
+    can_write(file)
 
 
 def sources(made: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edgesplit.errors import UsageError
 from edgesplit.links import LINKS
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -23,6 +25,19 @@ def console(*, quiet: bool = False) -> Console:
     """
     out = Console(highlight=False, markup=False, quiet=quiet)
     return out if out.is_terminal else Console(highlight=False, markup=False, quiet=quiet, width=max(out.width, 140))
+
+
+def can_write(file: Path) -> None:
+    """UsageError where nothing can be written there: better before long work than after it."""
+    if not file.parent.is_dir():
+        raise UsageError(f"cannot write {file}: there is no folder {file.parent}")
+    new = not file.exists()
+    try:
+        file.open("ab").close()
+        if new:
+            file.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from error
 
 
 def headed(head: str, rest: str) -> Text:

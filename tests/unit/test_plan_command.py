@@ -22,6 +22,7 @@ from edgesplit_cli.demo.run import alone_on
 from edgesplit_cli.local_model import arrays_in
 from edgesplit_cli.main import main
 from edgesplit_cli.plot import label, labels, line_colours, shortened
+from edgesplit_cli.show import can_write
 from unit import onnx_models as tiny
 from unit.test_explain import chain_costs
 
@@ -446,3 +447,39 @@ def test_names_are_printed_and_drawn_as_they_are(
     assert text.startswith(name)
     assert f"narrow{name}" in text
     assert plot.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["device", "claim", "cam", "--profile", "raspberrypi4", "--out", "no/folder/claim.json"],
+        ["calibrate", "--out", "no/folder/mine.yaml"],
+        ["calibrate", "--out", "/proc/mine.yaml"],
+        ["infer", "m", "COSTS", "--out", "no/folder/answer.npz"],
+        ["plan", "COSTS", "--plot", "/proc/plan.svg"],
+    ],
+)
+def test_what_cannot_be_written_is_told_before_the_work(
+    arguments: list[str], costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A claim that could not be kept would be lost, minutes of measuring for nothing."""
+    words = [str(costs_file) if word == "COSTS" else word for word in arguments]
+    assert edgectl(monkeypatch, "--data", costs_file.parent, *words) == 2
+    assert "cannot write " in capsys.readouterr().err
+
+
+def test_loss_is_not_silently_left_out_where_nothing_measures_it(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--allow-loss of a model file without samples would plan as if it had not been given."""
+    assert edgectl(monkeypatch, "plan", model_file, "--device", "raspberrypi4", "--allow-loss", "1%") == 2
+    assert "--allow-loss needs --samples" in capsys.readouterr().err
+
+
+def test_checking_a_path_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A new file is not made, an old one not changed."""
+    can_write(tmp_path / "new.svg")
+    assert not (tmp_path / "new.svg").exists()
+    (tmp_path / "old.svg").write_text("old")
+    can_write(tmp_path / "old.svg")
+    assert (tmp_path / "old.svg").read_text() == "old"

@@ -66,14 +66,15 @@ def check(
 
     model = open_model(context.obj, what, input_text, bindings)
     rows = rows_of(plan_file) if plan_file else ()
+    given = read_samples(samples, model.loaded.spec, MOST_SAMPLES)
     columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=as_json, transient=True) as bar:
+    with Progress(*columns, disable=as_json or not console().is_terminal, transient=True) as bar:
         task = bar.add_task(escape(f"checking {model.name}"), total=None)
         report = check_model(
             model.loaded.prepared,
             model.loaded.graph,
             model.loaded.spec,
-            samples=read_samples(samples, model.loaded.spec, MOST_SAMPLES),
+            samples=given,
             rows=rows,
             seed=seed,
             jobs=jobs,
@@ -90,7 +91,10 @@ def check(
 def rows_of(file: Path) -> tuple[Row, ...]:
     """The rows of the table in a plan's JSON."""
     try:
-        return msgspec.convert(json.loads(file.read_bytes())["table"], Plan).rows
+        read = json.loads(file.read_bytes())
+        if not isinstance(read, dict) or "table" not in read:
+            raise UsageError(f"{file} is no plan as `edgectl plan --json` prints it: it has no table")
+        return msgspec.convert(read["table"], Plan).rows
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{file} is no plan as `edgectl plan --json` prints it: {error}") from error
 

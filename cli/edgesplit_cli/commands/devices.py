@@ -12,7 +12,7 @@ from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, json_option, ms, print_json, rate, table
+from edgesplit_cli.show import can_write, console, json_option, ms, print_json, rate, table
 
 STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
 
@@ -56,6 +56,8 @@ def claim(
     out: Path | None,
 ) -> None:
     """Make a one-time claim with which the device NAME enrols."""
+    if out is not None:
+        can_write(out)  # the claim is made only if it can be kept
     body = {
         "device": name,
         "device_class": profile,

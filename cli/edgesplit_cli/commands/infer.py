@@ -16,7 +16,7 @@ from edgesplit.inputs import FRAME
 from edgesplit_cli.api import Api
 from edgesplit_cli.local_model import arrays_in
 from edgesplit_cli.quantities import Number
-from edgesplit_cli.show import console, headed, json_option, ms, print_json, size
+from edgesplit_cli.show import can_write, console, headed, json_option, ms, print_json, size
 
 MOST_PRINTED = 12
 MOST_DEADLINE_S = 3600.0
@@ -55,8 +55,8 @@ def infer(
         url = str(Api.of(data).get(f"/v1/devices/{device}").get("local_url") or "") or None
         if url is None:
             raise UsageError(f"{device} has not told its agent's address; is it online?")
-    if out is not None and not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    if out is not None:
+        can_write(out)
     client = Client(url or "http://127.0.0.1:8600")
     answer = client.infer(model, read_inputs(client, model, source), deadline_s=deadline_s)
     if out is not None:

@@ -63,7 +63,9 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with (
         _as_pushed(file) as (opened, total),
-        Progress(*columns, console=None, disable=as_json or total < 8 << 20, transient=True) as bar,
+        Progress(
+            *columns, console=None, disable=as_json or not console().is_terminal or total < 8 << 20, transient=True
+        ) as bar,
     ):
         task = bar.add_task(escape(f"pushing {file.name}"), total=total)
         stored = api.upload(

@@ -177,6 +177,8 @@ def _costs(data: Path, source: Source) -> Costs:
             f"--tier {unknown[0]} needs a device profile, as in {unknown[0]}=jetson-nano@100mbit/2ms"
         )
     if is_file(source.what):
+        if source.lossy and source.samples is None:
+            raise UsageError("--allow-loss needs --samples: what lossy codecs do is measured on real input")
         return measured_costs(
             open_model(data, source.what, source.input_text, source.bindings),
             source.device,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from edgesplit_cli.quantities import Number
+from edgesplit_cli.show import can_write
 
 
 @click.command()
@@ -31,5 +32,9 @@ from edgesplit_cli.quantities import Number
 def demo(keep: bool, json_file: Path | None, picture: Path, folder: Path | None, pace: float) -> None:
     """Three emulated devices, one model split three ways, and a bad day for each of them."""
     from edgesplit_cli.demo.run import run_demo
+
+    can_write(picture)
+    if json_file is not None and json_file.parent.exists():
+        can_write(json_file)
 
     run_demo(keep=keep, json_file=json_file, picture=picture, folder=folder, pace=pace)
