@@ -111,19 +111,28 @@ def shown_candidates(made: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in found if one["name"] in names]
 
 
-def label(one: dict[str, Any]) -> str:
-    """A cut as people call it."""
+def label(one: dict[str, Any], tiers: Sequence[str] = ()) -> str:
+    """A cut as people call it; with more than two tiers it says where the rest runs."""
     packed = travels(one)
     if one["name"] == words.LOCAL:
         return "all on the device"
+    further = " and ".join(reached(one, tiers)) if len(tiers) > 2 else ""
     if not one.get("after"):
-        return f"all remote{packed}"
-    return f"after {shortened(one['after'], LONGEST_NAME)}{packed}"
+        return f"all on {further}{packed}" if further else f"all remote{packed}"
+    return f"after {shortened(one['after'], LONGEST_NAME)}{packed}{f', rest on {further}' if further else ''}"
 
 
-def labels(several: Sequence[dict[str, Any]]) -> list[str]:
+def reached(one: dict[str, Any], tiers: Sequence[str]) -> list[str]:
+    """Tiers beyond the device that run something. A hop's remote layers are those beyond it."""
+    first = one["remote_layers"] if "remote_layers" in one else len(one.get("remote", ()))
+    beyond = [first, *(len(hop.get("remote", ())) for hop in one.get("hops", ()))]
+    beyond += [0] * (len(tiers) - len(beyond))
+    return [tier for tier, here, there in zip(tiers[1:], beyond[:-1], beyond[1:], strict=False) if here > there]
+
+
+def labels(several: Sequence[dict[str, Any]], tiers: Sequence[str] = ()) -> list[str]:
     """By cut: names that tell them apart; cuts that end with the same layer by their numbers of layers too."""
-    plain = [label(one) for one in several]
+    plain = [label(one, tiers) for one in several]
     return [
         f"{name} ({one['layers']} layers)" if plain.count(name) > 1 and "layers" in one else name
         for name, one in zip(plain, several, strict=True)
@@ -148,7 +157,7 @@ def _bars(axis: Any, made: dict[str, Any], bars: Sequence[dict[str, Any]]) -> No
     for place, one in zip(places, bars, strict=True):
         _total(axis, made, one, place, min(1000 * one["total_s"], cap), longest > cap < 1000 * one["total_s"])
     axis.set_xlim(0, cap * room)
-    axis.set_yticks(list(places), labels(bars))
+    axis.set_yticks(list(places), labels(bars, made["tiers"]))
     for tick, one in zip(axis.get_yticklabels(), bars, strict=True):
         tick.set_weight("bold" if one["name"] == made["best"] else "normal")
         tick.set_color(INK if one.get("allowed", True) else FAINT)
@@ -351,7 +360,7 @@ def _names(axis: Any, made: dict[str, Any], winner: Sequence[str], colours: dict
 
     rows = {row["name"]: row for row in made["table"]["rows"]}
     ordered = list(dict.fromkeys(winner[start] for start, _ in _runs(winner)))
-    shown = labels([rows[name] | {"layers": len(rows[name].get("layers", ()))} for name in ordered])
+    shown = labels([rows[name] | {"layers": len(rows[name].get("layers", ()))} for name in ordered], made["tiers"])
     lines = [Line2D([], [], color=colours[name], lw=4.5, label=text) for name, text in zip(ordered, shown, strict=True)]
     if beside:
         lines.append(Line2D([], [], color=REMOTE, lw=1.1, alpha=0.55, label="all remote (never best)"))

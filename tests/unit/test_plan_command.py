@@ -483,3 +483,18 @@ def test_checking_a_path_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "old.svg").write_text("old")
     can_write(tmp_path / "old.svg")
     assert (tmp_path / "old.svg").read_text() == "old"
+
+
+def test_cuts_of_three_tiers_say_where_the_rest_runs() -> None:
+    """The same layers on the device, and the others on the edge, in the cloud, or on both."""
+    tiers = ("device", "edge", "cloud")
+    edge = {"name": "cut-1", "after": "conv", "remote_layers": 3}
+    both = edge | {"hops": [{"remote": ["head"]}]}
+    cloud = edge | {"hops": [{"remote": ["a", "b", "head"]}]}
+    assert [label(one, tiers) for one in (edge, both, cloud)] == [
+        "after conv, rest on edge",
+        "after conv, rest on edge and cloud",
+        "after conv, rest on cloud",
+    ]
+    assert label({"name": "remote", "after": "", "remote_layers": 4}, tiers) == "all on edge"
+    assert label({"name": "remote", "after": "", "remote_layers": 4}, ("device", "cloud")) == "all remote"
