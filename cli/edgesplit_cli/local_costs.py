@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
 from edgesplit.profiles import load_profile
@@ -72,13 +74,13 @@ def measured_costs(
     if lossy and len(given) < 2:
         raise UsageError(f"--allow-loss: {FEW_SAMPLES.format(len(given))}; give them by --samples")
     here = MeasureHere()
-    with console(quiet=quiet).status(f"measuring {model.name} on this machine") as status:
+    with console(quiet=quiet).status(Text(f"measuring {model.name} on this machine")) as status:
         times = here.layers(loaded, [one for one in given if isinstance(one, bytes)])
-        status.update(f"measuring what {model.name} sends")
+        status.update(Text(f"measuring what {model.name} sends"))
         tensors = here.samples(loaded, given)
         codecs = CodecMeasures()
         if lossy:
-            status.update(f"measuring what lossy codecs do to {model.name}")
+            status.update(Text(f"measuring what lossy codecs do to {model.name}"))
             codecs = here.codecs(loaded, given, labels_of(samples, loaded.spec))
     costs = build_costs(
         model.name,

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from edgesplit.errors import UsageError
+from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import PCM16_BYTES, InputSpec, prepare
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.models import MOST_SAMPLES, PICTURES, SOUNDS, TENSORS, labels_in
@@ -52,7 +52,11 @@ def open_model(data: Path, what: str, input_text: str | None = None, bindings: S
             raw = bundle.read(Path(what))
         except OSError as error:
             raise UsageError(f"cannot read {what}: {error.strerror}") from error
-        return LocalModel(Path(what).name, load_model(raw, input_text or "", parse_bindings(list(bindings))))
+        bound = parse_bindings(list(bindings))
+        try:
+            return LocalModel(Path(what).name, load_model(raw, input_text or "", bound))
+        except ModelRefused as error:
+            raise ModelRefused(f"{what}: {error}") from error
     if input_text or bindings:
         raise UsageError(f"{what} was pushed with its own input spec and bindings; --input and --bind are for files")
     api = Api.of(data)
@@ -74,7 +78,7 @@ def read_samples(place: Path | None, spec: InputSpec | None, most: int = MOST_SA
 def read_sample(file: Path, spec: InputSpec | None) -> Sample:
     """A picture, or tensors where the model has no input spec; UsageError names the file that is neither."""
     if spec is None:
-        return dict(_arrays(file))
+        return dict(arrays_in(file))
     try:
         frame = file.read_bytes()
         prepare(spec, frame)
@@ -124,13 +128,14 @@ def sound_frames(file: Path, spec: InputSpec) -> Iterator[bytes]:
         yield data[start : start + step]
 
 
-def _arrays(file: Path) -> Mapping[str, Any]:
+def arrays_in(file: Path) -> Mapping[str, Any]:
     """One array per input; `in:` before a name is left out, what begins with `out:` is not an input."""
     try:
         with np.load(file, allow_pickle=False) as opened:
             return {name.removeprefix("in:"): opened[name] for name in opened.files if not name.startswith("out:")}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{file} is no .npz of plain arrays: {error}") from error
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        why = str(error).partition(". ")[0]
+        raise UsageError(f"{file} is no .npz of plain arrays: {why}") from error
 
 
 def _spread(items: Sequence[Any], most: int) -> Sequence[Any]:

@@ -201,6 +201,9 @@ class Controller:
 
     def device(self, name: str) -> dict[str, Any]:
         """One device: what it was told, what it does."""
+        claim = self.devices.open_claim(name)
+        if claim is not None:
+            return shown_claim(claim)
         device = self.devices.get(name)
         shown = shown_device(device, self.devices.state(device), self.director.desired().get(name, []))
         return {**shown, "plans": self._plans_in_use(device)}

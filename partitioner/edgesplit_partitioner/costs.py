@@ -6,6 +6,7 @@ Seconds and joules are per inference, by tier; bytes are those that travel. Ever
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -96,17 +97,30 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_costs(source: str | Path | Mapping[str, Any]) -> Costs:
     """Costs from a file or a mapping; UsageError says what is wrong, and where."""
+    raw, name = b"", "" if isinstance(source, Mapping) else f"{source}: "
     try:
         if isinstance(source, Mapping):
             costs = msgspec.convert(source, Costs, strict=False)
         else:
-            costs = msgspec.json.decode(Path(source).read_bytes(), type=Costs)
+            raw = Path(source).read_bytes()
+            costs = msgspec.json.decode(raw, type=Costs)
+        check_costs(costs)
     except OSError as error:
         raise UsageError(f"cannot read costs from {source}: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"not a costs file ({FORMAT}): {error}") from error
-    check_costs(costs)
+        raise UsageError(f"{name}not a costs file ({FORMAT}): {_with_line(str(error), raw)}") from error
+    except UsageError as error:
+        raise UsageError(f"{name}{error}") from error
     return costs
+
+
+def _with_line(text: str, raw: bytes) -> str:
+    """`(byte 127)` with the line that an editor shows."""
+    found = re.search(r"\(byte (\d+)\)", text)
+    if not found:
+        return text
+    before = raw[: int(found[1])]
+    return text.replace(found[0], f"(line {before.count(10) + 1}, column {len(before) - before.rfind(10)})")
 
 
 def check_costs(costs: Costs) -> None:

@@ -190,13 +190,15 @@ def test_too_little_was_measured_is_said() -> None:
         (["--out", "nowhere/profile.yaml"], "no folder"),
         (["--base", "toaster"], "no device profile"),
         (["--minutes", "0"], "minute"),
+        (["--minutes", "nan"], "minute"),
     ],
 )
 def test_a_wrong_call_fails_before_it_measures(arguments: list[str], said: str) -> None:
     """Names, files and minutes are looked at first."""
     result = CliRunner().invoke(cli, ["calibrate", *arguments])
 
-    assert isinstance(result.exception, UsageError) and said in str(result.exception)
+    assert said in (str(result.exception) if isinstance(result.exception, UsageError) else result.output)
+    assert result.exit_code
 
 
 def _graph(works: list[Work]) -> LayerGraph:

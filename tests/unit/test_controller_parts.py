@@ -392,3 +392,16 @@ def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_pat
     told = planning.profile(model, codecs=True)["codecs"]
     assert measure.asked[-1] == "codecs on 2 samples, labels [1, None]"
     assert {one["codec"] for one in told} == {"int8"} and all(one["confirmed_loss"] == 0.001 for one in told)
+
+
+@pytest.mark.parametrize("host", ["hub.local", "hub", "10.0.0.2", "fe80::1", "bücher.example", "_edge.local", "hub."])
+def test_names_and_addresses_for_devices(host: str) -> None:
+    """Whatever a device can look up or dial."""
+    assert Settings(data=Path("d"), hosts=(host,)).host == host
+
+
+@pytest.mark.parametrize("host", ["", "https://hub", "hub:8443", "10.0.0.256", "a b", "-x.local", "a..b", "x" * 300])
+def test_a_host_that_no_device_could_reach_is_refused(host: str) -> None:
+    """Before certificates are made for it and claims carry it."""
+    with pytest.raises(UsageError, match="--host"):
+        Settings(data=Path("d"), hosts=(host,))

@@ -88,6 +88,22 @@ def test_the_first_layers_give_way_to_memory() -> None:
     assert "keep_first=1" in str(refused.value)
 
 
+def test_several_conflicts_at_once_are_told_with_what_would_do_together() -> None:
+    """Relaxing one of them would not be enough; all that is named together is, and no part of it can be left out."""
+    impossible = {"deadline_s": 0.01, "energy_joules": 0.001, "fallback": "none"}
+    with pytest.raises(LimitsInConflict) as refused:
+        device_layers(**impossible)
+    found = {one.name.partition("=")[0]: one.least for one in refused.value.together}
+    assert set(found) == {"deadline_s", "energy_joules"}
+    assert "is not enough" not in str(refused.value)
+    assert "Enough would be, together: " in str(refused.value)
+    enough = {name: least * (1 + 1e-6) for name, least in found.items() if least is not None}
+    device_layers(**impossible | enough)
+    for name in found:
+        with pytest.raises(LimitsInConflict):
+            device_layers(**impossible | enough | {name: impossible[name]})
+
+
 def test_energy_needs_joules() -> None:
     """A limit on what is not known is refused, not ignored."""
     costs = camera()

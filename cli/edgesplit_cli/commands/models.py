@@ -13,12 +13,14 @@ from urllib.parse import quote
 
 import click
 import msgspec
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit.inputs import InputSpec
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, json_option, ms, print_json, share, size, table
+from edgesplit_cli.show import console, fine_ms, headed, json_option, ms, print_json, share, size, table
 
 PICTURES = {".jpg", ".jpeg"}
 TENSORS = {".npz"}
@@ -63,9 +65,11 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with (
         _as_pushed(file) as (opened, total),
-        Progress(*columns, console=None, disable=as_json or total < 8 << 20, transient=True) as bar,
+        Progress(
+            *columns, console=None, disable=as_json or not console().is_terminal or total < 8 << 20, transient=True
+        ) as bar,
     ):
-        task = bar.add_task(f"pushing {file.name}", total=total)
+        task = bar.add_task(escape(f"pushing {file.name}"), total=total)
         stored = api.upload(
             "/v1/models",
             opened,
@@ -129,7 +133,7 @@ def show(data: Path, reference: str, as_json: bool) -> None:
     if as_json:
         print_json(one)
         return
-    console().print(f"[bold]{one['model']}[/]  sha256 {one['sha256']}")
+    console().print(headed(one["model"], f"  sha256 {one['sha256']}"))
     for side in ("inputs", "outputs"):
         for tensor in one[side]:
             console().print(f"{side[:-1]:7} {tensor['name']} {tensor['datatype']} {tensor['shape']}")
@@ -171,14 +175,14 @@ def profile(
     api = Api.of(data)
     if samples is not None:
         send_samples(api, reference, samples)
-    with console().status(f"measuring {reference} on {where}"):
+    with console().status(Text(f"measuring {reference} on {where}")):
         asked = {"on": where, "device": device, "codecs": samples is not None and not lossless}
         measured = api.post(f"/v1/models/{reference}/profile", asked)
     if as_json:
         print_json(measured)
         return
     rows = [
-        (layer["name"], layer.get("operator", ""), _fine(layer["median_s"]), _fine(layer["p95_s"]))
+        (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
         for layer in measured["layers"]
     ]
     console().print(
@@ -212,7 +216,7 @@ def _slice_row(one: dict[str, Any]) -> tuple[str, ...]:
 def _codec_row(one: dict[str, Any]) -> tuple[str, ...]:
     accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%} ({one['accuracy_raw']:.1%} raw)"
     sizes = size(one["raw_bytes"]), size(one["bytes"]), size(one["zstd_bytes"])
-    times = ms(one["encode_s"]), ms(one["decode_s"])
+    times = fine_ms(one["encode_s"]), fine_ms(one["decode_s"])
     return (one["tensor"], one["codec"], *sizes, *times, share(one["loss"]), share(one["confirmed_loss"]), accuracy)
 
 
