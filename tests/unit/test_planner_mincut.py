@@ -39,6 +39,14 @@ def test_small_charges_count_beside_large_ones() -> None:
         assert bool(found.source_side[0]) is side
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_forbidden_arc_is_never_cut_where_the_known_cut_is_the_least(exact: bool) -> None:
+    """Its charge a power of two, that cut was scaled to the very capacity that stood for infinity."""
+    only = np.array([1, 1], bool)
+    found = two_nodes().minimum(charges([np.inf, 0.0], [0.5, 0.0], [0.0, np.inf]), only, exact=exact)
+    assert found.source_side[0] and found.lower_bound == 0.5
+
+
 def test_equal_cuts_are_decided_by_the_next_charge() -> None:
     """Of two cuts at one price the tie charge decides, and without one the wider source side is taken."""
     equal = charges([1.0, 1.0], [1.0, 1.0], [5.0, np.inf])
@@ -108,6 +116,16 @@ def test_exploring_finds_every_line_by_asking_2k_minus_1_times() -> None:
 
     assert [line.what for line in explore(lowest, some[0], some[4])] == [0, 1, 2, 3, 4]
     assert len(asked) == 7
+
+
+def test_a_line_as_steep_as_one_found_inexactly_replaces_it() -> None:
+    """Far out `lowest` may be off by more than the lines at x = 0 are apart; what it then misses is found nearer by."""
+    steep, good, poor, flat = lines((1.0, 100.0), (1.000001, 99.0), (1.00001, 99.0), (900.0, 1.0))
+
+    def lowest(x: float, *_: Line[int]) -> Line[int]:
+        return poor if x > 1 else min((steep, good, flat), key=lambda line: line.at(x))
+
+    assert good in explore(lowest, steep, flat)
 
 
 def test_thinning_takes_what_is_missed_least() -> None:
