@@ -35,9 +35,10 @@ def best(search: Search) -> Solution:
 def table(search: Search) -> list[Solution]:
     """The best of the planned link first where it was forced, else by how much stays on the device; all-local last.
 
-    Every row keeps every limit on the planned link: the lower envelope over uplink bandwidth among those that do, by
-    recursion, so exact as far as `ROWS` go (`milp.Asked.at_other_bandwidths`; a stream's rate is sampled). All-local
-    stands behind them if memory and energy allow it, whatever the deadline: it is what is left when the link is gone.
+    Every row keeps every limit on the planned link, a deadline only where not latency alone is planned for: the lower
+    envelope over uplink bandwidth among those that do, by recursion, so exact as far as `ROWS` go
+    (`milp.Asked.at_other_bandwidths`; a stream's rate is sampled). All-local stands behind them if memory and energy
+    allow it, whatever the deadline: it is what is left when the link is gone.
     """
     found = [search.solution]
     if not search.limits.forced:

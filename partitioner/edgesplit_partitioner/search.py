@@ -20,18 +20,16 @@ from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.plan import REMOTE, Conditions, Link, Power, Row
 from edgesplit_partitioner import factors, limited, risk
-from edgesplit_partitioner.costs import Costs
+from edgesplit_partitioner.costs import CODECS, LOSSLESS, LOSSY, Costs
 from edgesplit_partitioner.envelope import Line, explore, lower_envelope, thinned
 from edgesplit_partitioner.mincut import TIE, Ints, Mask
 from edgesplit_partitioner.objectives import Objective, Scene, price
-from edgesplit_partitioner.problem import RAW, ZSTD, Price, Problem, Solution
+from edgesplit_partitioner.problem import Price, Problem, Solution
 from edgesplit_partitioner.radio import Radio
 from edgesplit_partitioner.side_limits import Limits
 from edgesplit_partitioner.tiers import P95, Chain, Links, chain_of
 from edgesplit_partitioner.walls import allowed
 
-CODECS = (RAW, ZSTD)
-LOSSY = ("fp16", "fp16+zstd", "int8", "int8+zstd")
 What = TypeVar("What")
 
 
@@ -375,7 +373,7 @@ def bytes_of(row: Row) -> int:
 def key_of(row: Row) -> tuple[object, ...]:
     """What tells one cut from another: where its layers run, and how its tensors travel."""
     codecs = [tuple(sorted(row.codecs.items())), *(tuple(sorted(hop.codecs.items())) for hop in row.hops)]
-    return row.layers, row.compress, tuple(hop.remote for hop in row.hops), tuple(codecs)
+    return row.layers, row.compress, tuple((hop.remote, hop.compress) for hop in row.hops), tuple(codecs)
 
 
 def _check_joules(problem: Problem, may: Mask) -> None:
@@ -401,7 +399,8 @@ def _named(rows: list[Row]) -> tuple[Row, ...]:
     for row in rows:
         name = row.name
         if name == REMOTE and REMOTE in named:
-            name = "remote-zstd" if row.compress and "remote-zstd" not in named else ""
+            packed = row.compress or any(hop.compress for hop in row.hops)
+            name = "remote-zstd" if packed and "remote-zstd" not in named else ""
         if not name:
             cuts += 1
             name = f"cut-{cuts}"
@@ -411,10 +410,13 @@ def _named(rows: list[Row]) -> tuple[Row, ...]:
 
 def codecs_of(costs: Costs, given: Iterable[str] | None, limits: Limits) -> tuple[str, ...]:
     """The codecs to plan with: by default all lossless ones, and where loss is allowed all that were measured."""
-    lossy = {name for tensor in costs.tensors for name in tensor.codecs} | set(LOSSY) if limits.max_loss else set()
-    known = dict.fromkeys((*CODECS, *sorted(lossy)))
-    wanted = tuple(known if given is None else dict.fromkeys([given] if isinstance(given, str) else given))
+    if given is not None and not isinstance(given, Iterable):
+        raise UsageError(f"codecs: give some of {', '.join(CODECS)}, not {given!r}")
+    known = CODECS if limits.max_loss else LOSSLESS
+    wanted = tuple(dict.fromkeys(known if given is None else [given] if isinstance(given, str) else given))
     unknown = [codec for codec in wanted if codec not in known]
     if unknown or not wanted:
-        raise UsageError(f"codecs {unknown or 'none'} not supported; supported: {', '.join(known)}")
+        lose = [codec for codec in unknown if codec in LOSSY]
+        why = f"; {', '.join(lose)} may lose accuracy and needs limits={{'max_loss': ...}} above 0" if lose else ""
+        raise UsageError(f"codecs {unknown or 'none'} not supported; supported: {', '.join(known)}{why}")
     return wanted

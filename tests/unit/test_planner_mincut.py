@@ -82,6 +82,24 @@ def test_a_deep_graph_is_proven_too() -> None:
     assert found.certificate.gap < 1e-12
 
 
+def test_a_large_input_leaves_no_rounding_in_a_chain() -> None:
+    """Nanoseconds after a million seconds: running sums once hid a thousandth of the answer, and of its bound."""
+    link = {"up_bytes_per_s": 1.0, "down_bytes_per_s": 1.0, "rtt_s": 0.0}
+    layer = {"name": "a", "reads": ["i"], "writes": {"t": {"bytes": 7}}, "seconds": {"device": 1.3e-9, "cloud": 0.0}}
+    last = {"name": "b", "reads": ["t"], "writes": {"o": {"bytes": 1}}, "seconds": {"device": 0.0, "cloud": 0.0}}
+    costs = load_costs(
+        {
+            "model": "chain",
+            "tiers": ["device", "cloud"],
+            "inputs": {"i": {"bytes": 1_234_567}},
+            "outputs": ["o"],
+            "layers": [layer, last],
+        }
+    )
+    found = plan(costs, {"device-cloud": link})
+    assert found.seconds == found.certificate.lower_bound == 1.3e-9
+
+
 def lines(*pairs: tuple[float, float]) -> list[Line[int]]:
     return [Line(a, b, number) for number, (a, b) in enumerate(pairs)]
 

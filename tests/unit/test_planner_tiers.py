@@ -12,7 +12,7 @@ import pytest
 
 from edgesplit.errors import InfeasibleLimits
 from edgesplit.plan import Conditions, Link, choose, cost, latency_s
-from edgesplit_partitioner import Costs, Plan, plan
+from edgesplit_partitioner import Costs, Plan, load_costs, plan
 from tier_force import TIERS, Radio, Tried, busy_watts, every_assignment, random_tier_costs
 
 EXACT = 1e-9
@@ -193,6 +193,20 @@ def test_the_table_of_three_tiers_is_best_at_every_first_bandwidth() -> None:
             assert chosen is not None
             best = min(one.latency_s([now, links[1]]) for one in tried)
             assert latency_s(chosen, Conditions(link=now)) == pytest.approx(best, rel=1e-7, abs=1e-15), (label, now)
+
+
+def test_compression_on_a_further_link_alone_tells_rows_apart() -> None:
+    """Nothing goes up the first link, so its row says nothing of compression: the table once kept the slower twin."""
+    packed = {"bytes": 9, "codecs": {"raw+zstd": {"bytes": 1}}}
+    first = {"name": "a", "reads": [], "writes": {"t": packed}, "seconds": {"edge": 1.0}}
+    second = {"name": "b", "reads": ["t"], "writes": {"o": {"bytes": 0}}, "seconds": {"cloud": 1.0}}
+    costs = load_costs(
+        {"model": "m", "tiers": ["device", "edge", "cloud"], "inputs": {}, "outputs": ["o"], "layers": [first, second]}
+    )
+    link = Link(up_bytes_per_s=1.0, down_bytes_per_s=1.0, rtt_s=0.0)
+    found = plan(costs, {"device-edge": link, "edge-cloud": link})
+    assert found.seconds == 3.0
+    assert [latency_s(row, Conditions(link=link)) for row in found.table.rows] == [3.0]
 
 
 def test_an_energy_table_is_chosen_from_by_joules() -> None:
