@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from edgesplit.errors import UsageError
-from edgesplit.plan import Conditions, Link, Row, energy_j, slowest_s
+from edgesplit.errors import InfeasibleLimits, UsageError
+from edgesplit.plan import Conditions, Link, Power, Row, energy_j, slowest_s
+from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.problem import Solution
+from edgesplit_partitioner.side_limits import Limits
 from edgesplit_partitioner.tiers import P95
 
 if TYPE_CHECKING:
@@ -47,6 +49,17 @@ def table(search: Search) -> list[Solution]:
     if search.limits.fallback != "none" and _may_fall_back(search):
         found.append(Solution(search.everything, False, 0.0))
     return found
+
+
+def conflict(
+    costs: Costs, tiers: tuple[str, ...], links: tuple[Link, ...], codecs: Sequence[str], limits: Limits, power: Power
+) -> InfeasibleLimits:
+    """The error for limits that conflict already in where layers may run, those on sums counted in what would do."""
+    from edgesplit_partitioner.milp import Asked
+    from edgesplit_partitioner.tariffs import Question
+
+    question = Question(costs, tiers, links, frozenset(codecs))
+    return Asked(question, "latency", limits, power, links).conflict()
 
 
 def memory(search: Search, solution: Solution) -> Memory:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from edgesplit import plan as words
-from edgesplit.errors import UsageError
+from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.plan import REMOTE, Conditions, Link, Power, Row
 from edgesplit_partitioner import factors, limited, risk
@@ -62,9 +62,14 @@ class Search:
         chain = chain_of(costs, links)
         if not costs.layers:
             raise UsageError("costs: there are no layers to plan")
-        unforced = allowed(costs, limits, chain.tiers, force=False)
-        both = allowed(costs, limits, chain.tiers) if limits.forced else unforced
         known = codecs_of(costs, codecs, limits)
+        try:
+            unforced = allowed(costs, limits, chain.tiers, force=False)
+            both = allowed(costs, limits, chain.tiers) if limits.forced else unforced
+        except InfeasibleLimits as error:
+            if not limits.needs_search:
+                raise
+            raise limited.conflict(costs, chain.tiers, chain.mean, known, limits, power_of(costs, chain)) from error
         problem = Problem.of(costs, chain.tiers, frozenset(known))
         counted = wanted.energy or limits.energy_joules is not None
         power = power_of(costs, chain) if counted else Power()
