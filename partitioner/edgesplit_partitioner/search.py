@@ -263,8 +263,7 @@ class Search:
             return _named(_unique(map(self.row, limited.table(self))))
         kept = [self.line_of(self.solution)]
         if not self.limits.forced:
-            kept += [line for line in self._envelope if not _same_line(line, kept[0])]
-            kept += map(self.line_of, self.sampled.added[: max(LIMITS.rows - 1 - len(kept), 0)])
+            kept = [*self._lines, *map(self.line_of, self.sampled.added)]
         local = Solution(self.everything, False, 0.0)
         if self.limits.fallback != "none" and self.allow(self.everything, forced=False):
             kept.append(self.line_of(local))
@@ -275,7 +274,14 @@ class Search:
     @cached_property
     def sampled(self) -> factors.Sampled:
         """What other server loads and device slow-downs ask for at the planned link."""
-        return factors.sample(self, [self.solution, *(line.what for line in self._envelope)])
+        room = max(LIMITS.rows - 1 - len(self._lines), 0)
+        return factors.sample(self, [line.what for line in self._lines], room)
+
+    @cached_property
+    def _lines(self) -> list[Line[Solution]]:
+        """The best cut, and those of the envelope but for one that costs the same at every bandwidth."""
+        mine = self.line_of(self.solution)
+        return [mine, *(line for line in self._envelope if not _same_line(line, mine))]
 
     @cached_property
     def _envelope(self) -> list[Line[Solution]]:

@@ -243,6 +243,28 @@ def test_regret_bounds_what_load_and_slow_down_cost() -> None:
             assert chosen <= best * (1 + found.regret + EXACT) + 1e-15, (label, load, slowdown)
 
 
+def test_of_cuts_equal_at_every_bandwidth_a_slow_device_still_gets_its_own() -> None:
+    """The table keeps one of them; the other was then counted as if it were there, and the regret was too small."""
+    layers = [
+        {"name": "a", "reads": ["i"], "writes": {"t": {"bytes": 10}}, "seconds": {"device": 1.0, "cloud": 1.0}},
+        {"name": "b", "reads": ["t"], "writes": {"o": {"bytes": 0}}, "seconds": {"device": 9.0, "cloud": 1.0}},
+    ]
+    costs = load_costs(
+        {
+            "model": "m",
+            "tiers": ["device", "cloud"],
+            "inputs": {"i": {"bytes": 10}},
+            "outputs": ["o"],
+            "layers": layers,
+        }
+    )
+    link = Link(up_bytes_per_s=100.0, down_bytes_per_s=100.0, rtt_s=0.0)
+    found = plan(costs, {"device-cloud": link})
+    assert found.cut["device"] == ("a",)
+    slow = choose(found.table, Conditions(link=link, device_slowdown=4.0))
+    assert slow is not None and slow.name == "remote"
+
+
 def test_a_row_of_three_tiers_says_who_does_what() -> None:
     """The first link's figures stand in the row, the second's in its hop; the device's arithmetic needs no more."""
     costs = random_tier_costs(random.Random(5), 4, 3)
