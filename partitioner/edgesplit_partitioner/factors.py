@@ -64,9 +64,8 @@ def sample(search: Search, kept: Sequence[Solution], room: int) -> Sampled:
             found = search.solutions(scenes, exact=False)
             least[load, slowdown] = min(one.lower_bound for one in found)
             best = min(found, key=lambda one: search.value_in(scenes, search.figures(one)))
-            if len(added) < room and _lowest(planes, load, slowdown) > search.value_in(scenes, search.figures(best)) * (
-                1 + WORTH
-            ):
+            worth = search.value_in(scenes, search.figures(best)) * (1 + WORTH)
+            if len(added) < room and _lowest(planes, load, slowdown) > worth:
                 added.append(best)
                 planes.append(_plane(search, best))
         regret, where = _loss(planes, loads, slowdowns, least)
