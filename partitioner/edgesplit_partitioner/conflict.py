@@ -6,8 +6,10 @@ is searched for with which all other limits given could be kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from decimal import ROUND_CEILING, Context, Decimal
 
 import msgspec
 
@@ -151,10 +153,8 @@ def _without(exact: Exact, one: Demand, rest: Sequence[Demand]) -> Relaxation:
 
 
 def _rounded_up(value: float) -> str:
-    """Six digits, never less than the value."""
-    text = f"{value:.6g}"
-    step = 0
-    while float(text) < value * (1 - EXACT) and step < 2:
-        step += 1
-        text = f"{value * (1 + step * 1e-6):.6g}"
-    return text
+    """Six digits, never less than the value, so that it does as it stands; of a large number all digits."""
+    if value >= 1e6:
+        return str(math.ceil(value * (1 - EXACT)))
+    least = Decimal(value * (1 - EXACT))
+    return f"{float(Context(prec=6, rounding=ROUND_CEILING).plus(least)):g}"

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from edgesplit import plan as words
+from edgesplit.errors import UsageError
 from edgesplit.plan import Link, Row
 from edgesplit_partitioner import limited
 from edgesplit_partitioner.candidates import Candidate, candidates_of
@@ -208,6 +209,8 @@ def plan(
     Codecs that lose more on other samples than `max_loss` allows are left out (`confirm`). UsageError where something
     cannot be read, InfeasibleLimits where no cut keeps the limits.
     """
+    if not isinstance(costs, Costs):
+        raise UsageError(f"costs: give what load_costs returns, not {type(costs).__name__}")
     wanted, kept = as_objective(objective), as_limits(limits)
     made = _planned(costs, Search.of(costs, links, kept, codecs, wanted))
     while kept.max_loss and (failed := unconfirmed(made.table.rows, costs, kept.max_loss)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +71,19 @@ def test_a_deadline_nobody_keeps_is_refused_with_the_one_that_would_do() -> None
     assert refused.value.relaxations[0].least == pytest.approx(1.0)
     assert "deadline_s=1 instead of 0.7" in str(refused.value)
     assert device_layers(deadline_s=0.7, max_loss=0.01) == ("conv",)
+
+
+@pytest.mark.parametrize("tenths", range(10))
+def test_what_would_do_does_as_it_stands(tenths: int) -> None:
+    """Rounded to six digits it once fell short of the least, and the answer to its own advice was the same refusal."""
+    seconds = 1.347990 + tenths * 1e-7
+    ends: dict[str, Any] = {"model": "m", "tiers": ["device", "cloud"], "inputs": {}, "outputs": []}
+    costs = load_costs(ends | {"layers": [{"name": "a", "reads": [], "writes": {}, "seconds": {"device": seconds}}]})
+    with pytest.raises(LimitsInConflict) as refused:
+        plan(costs, LINKS, limits={"deadline_s": 1.0})
+    told = float(re.findall(r"deadline_s=(\S+) instead", str(refused.value))[0])
+    assert told == pytest.approx(seconds, rel=1e-5)
+    assert plan(costs, LINKS, limits={"deadline_s": told}).seconds == seconds
 
 
 def test_loss_allowed_but_too_small_names_both_limits() -> None:
