@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgesplit.errors import ModelRefused
+from edgesplit.limits import LIMITS
 from edgesplit.release import FileName, Kernels, Slice, SliceFormat, TensorSpec
 from edgesplit_partitioner.graph import Layer, LayerGraph
 from edgesplit_partitioner.tensor_types import TensorType
@@ -68,6 +70,16 @@ class PreparedModel(Protocol):
         `shared` names the weights that layers of several slices may use: they get chunks of their own.
         """
         ...
+
+
+def refuse_what_cannot_travel(ends: Iterable[TensorSpec], types: Mapping[str, TensorType]) -> None:
+    """ModelRefused where an input or output of the model is larger than any request may be."""
+    for one in ends:
+        if types[one.name].bytes > LIMITS.http_body_bytes:
+            raise ModelRefused(
+                f"the tensor {one.name[:80]!r} has {types[one.name].bytes} bytes, and a request carries at most"
+                f" {LIMITS.http_body_bytes}"
+            )
 
 
 def whole_files(model: PreparedModel) -> dict[FileName, bytes]:

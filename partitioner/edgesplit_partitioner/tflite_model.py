@@ -16,7 +16,7 @@ import numpy as np
 from edgesplit.errors import ModelRefused
 from edgesplit.release import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner.graph import Layer, LayerGraph
-from edgesplit_partitioner.prepared import Boundary
+from edgesplit_partitioner.prepared import Boundary, refuse_what_cannot_travel
 from edgesplit_partitioner.tensor_types import TensorType
 from edgesplit_partitioner.tflite_file import pack, read_model, schema
 from edgesplit_partitioner.tflite_graph import TfliteGraph, part
@@ -93,6 +93,7 @@ def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> Tfli
     for name in graph.inputs:
         if not types[name].datatype:
             raise ModelRefused(f"the input {name[:80]!r} is not a tensor of numbers; only those can be fed")
+    refuse_what_cannot_travel((_spec(name, types) for name in (*graph.inputs, *graph.outputs)), types)
     settled = TfliteGraph(_settled(graph, types))
     owned = layer_graph(settled, types)
     return TfliteModel(
