@@ -84,8 +84,12 @@ def refuse_what_cannot_travel(ends: Iterable[TensorSpec], types: Mapping[str, Te
 
 def whole_files(model: PreparedModel) -> dict[FileName, bytes]:
     """The files of the whole model as one slice."""
-    ends = Boundary(model.inputs, model.outputs)
-    return {file: b"".join(runs) for file, runs in model.slice_files(model.graph.layers, ends, frozenset()).items()}
+    return {file: b"".join(runs) for file, runs in whole_runs(model).items()}
+
+
+def whole_runs(model: PreparedModel) -> dict[FileName, list[bytes]]:
+    """The same as the chunks that they consist of: a large model is not joined in memory."""
+    return model.slice_files(model.graph.layers, Boundary(model.inputs, model.outputs), frozenset())
 
 
 def whole_slice(model: PreparedModel, name: str = "whole") -> Slice:
