@@ -7,8 +7,10 @@ The compiler is Google's and not in our hands: where it is on the PATH a TFLite 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -105,7 +107,7 @@ def compiled_file(raw: bytes) -> bytes | None:
         (folder / "half.tflite").write_bytes(raw)
         command = [shutil.which(COMPILER) or COMPILER, "-s", "-o", str(folder), str(folder / "half.tflite")]
         try:
-            subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True, stdin=subprocess.DEVNULL)
+            _run(command)
             compiled = (folder / "half_edgetpu.tflite").read_bytes()
             model = read_model(compiled)
         except (OSError, subprocess.SubprocessError, ModelRefused) as error:
@@ -113,6 +115,20 @@ def compiled_file(raw: bytes) -> bytes | None:
             return None
     custom = {custom_name(model, one) for one in model.subgraphs[0].operators}
     return compiled if EDGE_TPU in custom else None
+
+
+def _run(command: list[str]) -> None:
+    """Run the compiler and read nothing of what it says; where it hangs, what it started ends with it."""
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        status = process.wait(TIMEOUT_S)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if status:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def without_input(graph: LayerGraph) -> LayerGraph:
