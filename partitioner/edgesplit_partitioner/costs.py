@@ -26,6 +26,8 @@ LOSSY: Final = ("fp16", "fp16+zstd", "int8", "int8+zstd")
 CODECS: Final = (*LOSSLESS, *LOSSY)
 MOST: Final = 1e9
 """Seconds, joules, watts and losses are below it: what is not is a mistake, or infinity."""
+SLIP: Final = 0.9
+"""A codec's name that is so close to one of ours is a typo of it; any other is a codec of the file's own."""
 MOST_BYTES: Final = 2**53
 """Sizes up to here add up exactly in floats."""
 
@@ -221,6 +223,8 @@ def _check_tensor(costs: Costs, name: str, tensor: TensorCost) -> None:
     _check_size(f"tensor {name!r}: bytes", tensor.bytes)
     for codec, cost in tensor.codecs.items():
         where = f"tensor {name!r}, codec {codec!r}"
+        if codec not in CODECS and (near := difflib.get_close_matches(codec, CODECS, 1, SLIP)):
+            raise UsageError(f"costs: {where} is not known; did you mean {near[0]!r}?")
         if codec == RAW and (cost.bytes != tensor.bytes or any(cost.encode_s.values()) or any(cost.decode_s.values())):
             raise UsageError(f"costs: {where}: raw is the tensor's own bytes and costs nothing else")
         if codec in LOSSLESS and (cost.loss or cost.confirmed_loss):

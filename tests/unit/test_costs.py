@@ -150,3 +150,13 @@ def test_a_question_that_is_none_is_refused(ask: Callable[[Any], Any]) -> None:
     """Objectives, limits, codecs and links of the wrong kind are the caller's mistake, and told so."""
     with pytest.raises(UsageError):
         ask(load_costs(GOOD))
+
+
+def test_a_codec_of_the_files_own_counts_where_loss_is_allowed() -> None:
+    """Any name that is no slip of one of ours; never without an allowance."""
+    link = {"device-cloud": {"up_bytes_per_s": 1e3, "down_bytes_per_s": 1e3, "rtt_s": 0.0}}
+    own = {"int4+zstd": {"bytes": 1, "loss": 0.01}}
+    costs = load_costs(changed(("layers", 0, "writes", "x", "codecs"), own))
+    assert all("int4+zstd" not in row.codecs.values() for row in plan(costs, link).table.rows)
+    allowed = plan(costs, link, limits={"max_loss": 0.02})
+    assert "int4+zstd" in allowed.codecs
