@@ -19,6 +19,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
+from edgesplit.errors import ModelRefused
 from edgesplit.inputs import InputSpec, parse_input_spec, prepare
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.measure import Sample
@@ -74,11 +75,11 @@ def folder() -> Path:
     return Path(os.environ.get("EDGESPLIT_MODELS") or REPOSITORY.parent / "shared" / "models")
 
 
-def trained(count: int, only: Sequence[str] = ()) -> Iterator[Trained | Skipped]:
-    """Every model that is known, with `count` samples at most."""
-    for entry in _ENTRIES:
+def trained(count: int, only: Sequence[str] = (), *, tflite: bool = False) -> Iterator[Trained | Skipped]:
+    """Every ONNX model that is known, and with `tflite` every TFLite one, with `count` samples at most."""
+    for entry in (*_ENTRIES, *(_TFLITE if tflite else ())):
         path = REPOSITORY / entry.file if entry.file.startswith("examples/") else folder() / entry.file
-        name, given = path.stem, "jpeg" if entry.input_text else "tensors"
+        name, given = path.name.removesuffix(".onnx"), "jpeg" if entry.input_text else "tensors"
         if only and name not in only:
             continue
         if not path.is_file():
@@ -92,6 +93,8 @@ def trained(count: int, only: Sequence[str] = ()) -> Iterator[Trained | Skipped]
 
 def _loaded(entry: _Entry, path: Path, name: str, given: str, count: int) -> Trained:
     model = prepare_model(path.read_bytes(), entry.bindings)
+    if model.kernels == "edgetpu":
+        raise ModelRefused("it runs on an Edge TPU only, and none is here")
     graph, spec = model.graph, None
     if entry.input_text:
         graph, spec = with_input_layer(model, parse_input_spec(entry.input_text))
@@ -138,7 +141,8 @@ def _tensors(name: str, width: int, height: int, text: str, dtype: type[Any] = n
             pixels = np.asarray(_pixels(path, width, height), np.float32)
             planes = pixels[:, :, ::-1] if spec.colour == "bgr" else pixels
             values = (planes * np.float32(spec.scale) - np.asarray(spec.mean)) / np.asarray(spec.std)
-            yield {name: np.ascontiguousarray(values.transpose(2, 0, 1)[None].astype(dtype))}, None
+            values = values.transpose(2, 0, 1) if spec.layout == "nchw" else values
+            yield {name: np.ascontiguousarray(values[None].astype(dtype))}, None
 
     return source
 
@@ -157,11 +161,30 @@ def _mnist(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
             yield {"Input3": image.astype(np.float32)[None, None]}, int(label)
 
 
-def _gestures(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
+def _cifar(name: str, shift: int, dtype: type[Any]) -> Source:
+    """The pixels less `shift`."""
+
+    def source(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
+        with np.load(root / "inputs" / "cifar10_50.npz", allow_pickle=False) as stored:
+            for image, label in list(zip(stored["images"], stored["labels"], strict=True))[:count]:
+                yield {name: (image.astype(np.int16) - shift).astype(dtype)[None]}, int(label)
+
+    return source
+
+
+def _cifar_frames(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
+    with np.load(root / "inputs" / "cifar10_50.npz", allow_pickle=False) as stored:
+        for image, label in list(zip(stored["images"], stored["labels"], strict=True))[:count]:
+            file = io.BytesIO()
+            Image.fromarray(image).save(file, "JPEG", quality=QUALITY)
+            yield file.getvalue(), int(label)
+
+
+def _gestures(root: Path, count: int, name: str = "input") -> Iterator[tuple[Sample, int | None]]:
     with np.load(root / "inputs" / "gesture_300.npz", allow_pickle=False) as stored:
         pairs = list(zip(stored["x"], stored["labels"], strict=True))
         for row, label in pairs[:: len(pairs) // count][:count]:
-            yield {"input": row[None]}, int(label)
+            yield {name: row[None]}, int(label)
 
 
 def _sound(root: Path) -> np.ndarray[Any, Any]:
@@ -205,6 +228,7 @@ def _speech(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
             yield feeds, None
 
 
+_MOBILENET = "nhwc mean=127.5 std=127.5"
 _SQUEEZENET = "bgr mean=104,117,123"
 _ULTRAFACE = "rgb mean=127 std=128"
 _ENTRIES = (
@@ -223,3 +247,19 @@ _ENTRIES = (
     _Entry("examples/digits/digits.onnx", _digits, f"image/jpeg 128x128 q{QUALITY} scale=1/255"),
 )
 """The last is our own: handwriting in camera-like frames."""
+_TFLITE = (
+    _Entry("models/gesture_mlp.tflite", lambda root, count: _gestures(root, count, "input_1")),
+    _Entry("models/dtln_1.tflite", lambda root, count: _noise_suppressor(root, count, False)),
+    _Entry("models/dtln_2.tflite", lambda root, count: _noise_suppressor(root, count, True)),
+    _Entry("models/resnet8_cifar10_float.tflite", _cifar("input_1", 0, np.float32)),
+    _Entry("models/resnet8_cifar10_float.tflite", _cifar_frames, f"image/jpeg 32x32 q{QUALITY} nhwc"),
+    _Entry("models/resnet8_cifar10_int8.tflite", _cifar("input_1_int8", 128, np.int8)),
+    _Entry("models/mobilenet_v1_0.25_224_float.tflite", _tensors("input", 224, 224, _MOBILENET)),
+    _Entry(
+        "models/mobilenet_v1_0.25_224_float.tflite", _frames(224, 224), f"image/jpeg 224x224 q{QUALITY} {_MOBILENET}"
+    ),
+    _Entry("models/mobilenet_v1_0.75_192_quant.tflite", _tensors("input", 192, 192, "nhwc", np.uint8)),
+    _Entry("models/mobilenet_v1_0.75_192_quant.tflite", _frames(192, 192), f"image/jpeg 192x192 q{QUALITY} nhwc uint8"),
+    _Entry("models/mobilenet_v1_0.75_192_quant_edgetpu.tflite", _tensors("input", 192, 192, "nhwc", np.uint8)),
+)
+"""On LiteRT; the last is there to be told as skipped where no Edge TPU is."""

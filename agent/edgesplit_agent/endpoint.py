@@ -14,7 +14,7 @@ from edgesplit.errors import NotFound
 from edgesplit.http1 import Request, Response, error_response, json_response
 from edgesplit.report import to_parameters
 from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.engine import DEADLINE_S, Engine
+from edgesplit_agent.engine import DEADLINE_S, Engine, known
 
 _LOCAL = re.compile(r"(?:https?://)?(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]{1,80})(?:/versions/(?P<version>[^/]{1,80}))?(?:/(?P<rest>[a-z]+))?")
@@ -76,7 +76,7 @@ class Endpoint:
         release = self._engine.serving.get(model)
         if release is None or version not in (None, _version(release)):
             which = model if version is None else f"{model} version {version}"
-            raise NotFound(f"no model {which} runs here; these do: {sorted(self._engine.serving)}")
+            raise NotFound(f"no model {which} runs here; {known(model, self._engine.serving)}")
         return release
 
     def _infer(self, model: str, release: ActiveRelease, request: Request) -> Response:

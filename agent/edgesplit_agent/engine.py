@@ -7,12 +7,13 @@ link is estimated is `link_meter`, how long the cloud is waited for `patience`, 
 
 from __future__ import annotations
 
+import difflib
 import logging
 import queue
 import random
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
@@ -177,7 +178,7 @@ class Engine:
         began = perf_counter()
         release = self._serving.get(model)
         if release is None:
-            raise NotFound(f"no model {model[:80]!r} runs here; these do: {sorted(self._serving)}")
+            raise NotFound(f"no model {model[:80]!r} runs here; {known(model, self._serving)}")
         oip.check_tensors(inputs, release.inputs)
         if not 0 < deadline_s <= LONGEST_DEADLINE_S:
             raise UsageError(f"a deadline of {deadline_s} s")
@@ -540,3 +541,12 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
 def predictions(plan_: Plan, now: Conditions) -> dict[str, float]:
     """Seconds that each row would take now, by name; for people."""
     return {row.name: plan.latency_s(row, now) for row in plan_.rows}
+
+
+def known(model: str, serving: Iterable[str]) -> str:
+    """What to ask for instead of a model that does not run here."""
+    there = sorted(serving)
+    near = difflib.get_close_matches(model, there, 3)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"these do: {', '.join(there)}" if there else "no model does yet: `edgectl deploy` sends one"

@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 import math
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,13 +17,14 @@ from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.lifetime import end_with_parent, on_stop_signals
-from edgesplit.links import parse_rate
-from edgesplit_agent.agent import Agent, AgentSettings
+from edgesplit.links import parse_link, parse_rate
+from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.folder import DataFolder
 
 log = logging.getLogger("edgesplit_agent")
+MOST_THREADS = 256
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="serve models until stopped")
     _data(run)
     run.add_argument("--claim", type=Path, metavar="FILE", help="enrol with this claim first, if not enrolled yet")
-    run.add_argument("--port", type=int, default=8600, metavar="N", help="of the local endpoint; 0: any (default 8600)")
+    run.add_argument(
+        "--port", type=_port, default=8600, metavar="N", help="of the local endpoint; 0: any (default 8600)"
+    )
     run.add_argument(
         "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
     )
@@ -56,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
     run.add_argument("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
     run.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
+        "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
     run.add_argument(
         "--die-with-parent",
@@ -83,6 +87,33 @@ def _data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the agent's own folder")
 
 
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
+
+
+def _threads(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
+    return int(text)
+
+
+def check(options: argparse.Namespace) -> None:
+    """What would stop the agent later stops it now, before a claim, which serves once, is used up."""
+    if options.link:
+        parse_link(options.link)
+    if options.broker:
+        host_and_port(options.broker, "broker")
+    if options.port:
+        try:
+            socket.create_server(("127.0.0.1", options.port)).close()
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on 127.0.0.1 port {options.port}: {error.strerror}; choose another with --port"
+            ) from error
+
+
 def _run(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -100,7 +131,9 @@ def _run(options: argparse.Namespace) -> int:
             if options.claim is None:
                 raise UsageError(f"{options.data} is not enrolled: give a claim with --claim FILE")
             if identity is None or options.claim.exists():  # an enrolled device needs its claim no more
-                identity = enrol_patiently(folder, read_claim(options.claim), options.controller, stop.wait)
+                claim = read_claim(options.claim)
+                check(options)
+                identity = enrol_patiently(folder, claim, options.controller, stop.wait)
         if identity is not None:
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgesplit_cli.show import console, ms, rate, size, table
+from edgesplit_cli.commands.limits import in_flags
+from edgesplit_cli.show import console, headed, ms, rate, size, table
 
 if TYPE_CHECKING:
     from edgesplit_partitioner.explain import Bind, Change, Choice, Explanation, Move
 
 MOST_MOVES = 3
+LEAST_S = 5e-5
+"""What is shown as 0.1 ms; less is not shown."""
 PARTS = ("device", "encode", "link", "decode", "remote")
 
 
@@ -18,11 +21,15 @@ def print_reasons(reasons: Explanation) -> None:
     """All of it, on standard output."""
     out = console()
     for line in sentences(reasons):
-        out.print(line)
+        why, question, rest = line.partition("? ")
+        out.print(headed(why + question, rest) if question else line)
     moves = [*reasons.inward[:MOST_MOVES], *reasons.outward[:MOST_MOVES]]
     if moves:
-        columns = ("moving one layer", "to", ">costs", *(f">{part} ms" for part in PARTS), "")
-        out.print(table(columns, [_move(reasons, move) for move in moves], title="one layer either way"))
+        parts = [part for part in PARTS if any(abs(move.split.get(part, 0.0)) >= LEAST_S for move in moves)]
+        forbidden = not all(move.allowed for move in moves)
+        columns = ("layer", "moved to", ">more", *(f">{part}\nms" for part in parts), *(("",) if forbidden else ()))
+        rows = [_move(reasons, move, parts, forbidden) for move in moves]
+        out.print(table(columns, rows, title="one layer elsewhere"))
     if reasons.changes:
         rows = [(_condition(change), cut_told(reasons.tiers, change.to)) for change in reasons.changes]
         out.print(table(("the choice changes", "to"), rows, title="all else as planned"))
@@ -31,11 +38,12 @@ def print_reasons(reasons: Explanation) -> None:
 def sentences(reasons: Explanation) -> Iterator[str]:
     """Why this cut, what would be next, and which limits bind."""
     tiers, best = reasons.tiers, reasons.best
-    parts = [(f"{part} {ms(best.split[part])}") for part in PARTS if best.split.get(part, 0.0) >= 5e-5]
+    parts = [(f"{part} {ms(best.split[part])}") for part in PARTS if best.split.get(part, 0.0) >= LEAST_S]
     total = f": {' + '.join(parts)}" if len(parts) > 1 else ""
-    value = f" ({reasons.objective} {valued(reasons, best.value)})" if reasons.unit != "s" else ""
+    value = f" ({worded(reasons.objective)} {valued(reasons, best.value)})" if reasons.objective != "latency" else ""
     took = f"{ms(best.seconds)} ms{value}{total}"
-    yield f"[bold]Why {cut_told(tiers, best)}?[/] It takes {took}, with {size(best.bytes)} on the link."
+    sent = f"with {size(best.bytes)} over the link{'s' if len(tiers) > 2 else ''}, answers included"
+    yield f"Why {cut_told(tiers, best)}? It takes {took}, {sent if best.bytes else 'and sends nothing'}."
     yield from _pure(reasons)
     if reasons.next_best is not None:
         more = reasons.next_best.value - best.value
@@ -67,7 +75,7 @@ def _bind(reasons: Explanation, bind: Bind) -> str:
     if not bind.binds:
         return f"The limit {limit} does not bind: the plan would be as good without it."
     return (
-        f"The limit [bold]{limit}[/] binds: without it {cut_told(reasons.tiers, bind.without)} would take "
+        f"The limit {limit} binds: without it {cut_told(reasons.tiers, bind.without)} would take "
         f"{valued(reasons, bind.without.value)}, so it costs {added(reasons, bind.costs).removeprefix('+')}"
         f"{_share(bind.costs, bind.without.value)}."
     )
@@ -75,18 +83,7 @@ def _bind(reasons: Explanation, bind: Bind) -> str:
 
 def limit_told(limit: str) -> str:
     """A limit as the command line spells it."""
-    name, _, value = limit.partition("=")
-    if name == "memory_bytes":
-        return f"--memory {size(float(value))}"
-    if name == "energy_joules":
-        return f"--energy {float(value):g} J"
-    if name == "deadline_s":
-        return f"--deadline {ms(float(value))} ms"
-    if name == "max_loss":
-        return f"--allow-loss {float(value):.3g}"
-    if name in ("force", "force_after"):
-        return f"--partition {value}"
-    return f"--{name.replace('_', '-')} {value}".strip()
+    return in_flags(limit)
 
 
 def cut_told(tiers: Sequence[str], choice: Choice) -> str:
@@ -108,6 +105,11 @@ def valued(reasons: Explanation, value: float) -> str:
     return f"{ms(value)} ms" if reasons.unit == "s" else f"{value:.4g} {reasons.unit}".strip()
 
 
+def worded(objective: str) -> str:
+    """What the plan wants least of, for people."""
+    return {"latency_p95": "p95", "throughput": "slowest stage"}.get(objective, objective)
+
+
 def added(reasons: Explanation, value: float) -> str:
     """The same as a difference."""
     return f"{value * 1000:+.1f} ms" if reasons.unit == "s" else f"{value:+.4g} {reasons.unit}".strip()
@@ -117,10 +119,10 @@ def _share(more: float, of: float) -> str:
     return f" ({more / of:+.0%})" if of else ""
 
 
-def _move(reasons: Explanation, move: Move) -> tuple[str, ...]:
-    split = (f"{move.split.get(part, 0.0) * 1000:+.1f}" for part in PARTS)
-    note = "" if move.allowed else "not allowed by the limits"
-    return (move.layer, f"{move.source} to {move.target}", added(reasons, move.more), *split, note)
+def _move(reasons: Explanation, move: Move, parts: Sequence[str], noted: bool) -> tuple[str, ...]:
+    split = (f"{move.split.get(part, 0.0) * 1000:+.1f}" for part in parts)
+    note = "" if move.allowed else "forbidden"
+    return (move.layer, move.target, added(reasons, move.more), *split, *((note,) if noted else ()))
 
 
 def _condition(change: Change) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import wave
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from edgesplit.errors import UsageError
-from edgesplit.inputs import PCM16_BYTES, InputSpec
+from edgesplit.errors import ModelRefused, UsageError
+from edgesplit.inputs import PCM16_BYTES, InputSpec, prepare
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.models import MOST_SAMPLES, PICTURES, SOUNDS, TENSORS, labels_in
 
@@ -51,7 +52,11 @@ def open_model(data: Path, what: str, input_text: str | None = None, bindings: S
             raw = bundle.read(Path(what))
         except OSError as error:
             raise UsageError(f"cannot read {what}: {error.strerror}") from error
-        return LocalModel(Path(what).name, load_model(raw, input_text or "", parse_bindings(list(bindings))))
+        bound = parse_bindings(list(bindings))
+        try:
+            return LocalModel(Path(what).name, load_model(raw, input_text or "", bound))
+        except ModelRefused as error:
+            raise ModelRefused(f"{what}: {error}") from error
     if input_text or bindings:
         raise UsageError(f"{what} was pushed with its own input spec and bindings; --input and --bind are for files")
     api = Api.of(data)
@@ -62,29 +67,42 @@ def open_model(data: Path, what: str, input_text: str | None = None, bindings: S
 
 def read_samples(place: Path | None, spec: InputSpec | None, most: int = MOST_SAMPLES) -> list[Sample]:
     """At most `most` samples from a file or a folder: JPEG, sound (.wav, or .pcm as it travels), .npz of tensors."""
-    files = _files(place, spec)
+    files = sample_files(place, spec)
     if spec is not None and spec.is_sound:
         found: list[Sample] = [frame for file in files for frame in sound_frames(file, spec)]
     else:
-        found = [file.read_bytes() if spec is not None else dict(_arrays(file)) for file in _spread(files, most)]
+        found = [read_sample(file, spec) for file in _spread(files, most)]
     return list(_spread(found, most))
+
+
+def read_sample(file: Path, spec: InputSpec | None) -> Sample:
+    """A picture, or tensors where the model has no input spec; UsageError names the file that is neither."""
+    if spec is None:
+        return dict(arrays_in(file))
+    try:
+        frame = file.read_bytes()
+        prepare(spec, frame)
+    except (OSError, UsageError) as error:
+        raise UsageError(f"{file}: {error}") from error
+    return frame
 
 
 def labels_of(place: Path | None, spec: InputSpec | None, most: int = MOST_SAMPLES) -> list[int | None]:
     """The class of each sample by the folder's labels.json; None where it is not known, as of sound in frames."""
-    files = [] if spec is not None and spec.is_sound else _spread(_files(place, spec), most)
+    files = [] if spec is not None and spec.is_sound else _spread(sample_files(place, spec), most)
     known = labels_in(files[0].parent) if files else {}
     return [known.get(file.name) for file in files]
 
 
-def _files(place: Path | None, spec: InputSpec | None) -> list[Path]:
+def sample_files(place: Path | None, spec: InputSpec | None) -> list[Path]:
     """Those that can be samples, in order; UsageError where a folder has none."""
     if place is None:
         return []
     wanted = TENSORS if spec is None else SOUNDS if spec.is_sound else PICTURES
     files = sorted(path for path in place.iterdir() if path.suffix.lower() in wanted) if place.is_dir() else [place]
     if not files:
-        raise UsageError(f"no {' or '.join(sorted(wanted))} in {place}")
+        takes = "tensors" if spec is None else spec.media
+        raise UsageError(f"no {' or '.join(sorted(wanted))} in {place}, and the model takes {takes}")
     return files
 
 
@@ -110,13 +128,14 @@ def sound_frames(file: Path, spec: InputSpec) -> Iterator[bytes]:
         yield data[start : start + step]
 
 
-def _arrays(file: Path) -> Mapping[str, Any]:
+def arrays_in(file: Path) -> Mapping[str, Any]:
     """One array per input; `in:` before a name is left out, what begins with `out:` is not an input."""
     try:
         with np.load(file, allow_pickle=False) as opened:
             return {name.removeprefix("in:"): opened[name] for name in opened.files if not name.startswith("out:")}
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{file} is no .npz of plain arrays: {error}") from error
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        why = str(error).partition(". ")[0]
+        raise UsageError(f"{file} is no .npz of plain arrays: {why}") from error
 
 
 def _spread(items: Sequence[Any], most: int) -> Sequence[Any]:

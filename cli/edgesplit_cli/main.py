@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from edgesplit import __version__
-from edgesplit.errors import EdgeError
+from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
     calibrate,
     check,
@@ -26,6 +26,7 @@ from edgesplit_cli.commands import (
     run_demo,
     up,
 )
+from edgesplit_cli.commands.limits import in_flags
 from edgesplit_cli.settings import DATA_VARIABLE, default_data_folder
 
 
@@ -67,8 +68,14 @@ def main() -> None:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
         code = 130
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        code = error.exit_code
+    except click.ClickException as error:
+        click.echo(f"edgectl: {misused(error)}", err=True)
+        code = error.exit_code
+    except InfeasibleLimits as error:
+        click.echo(f"edgectl: {in_flags(str(error))}", err=True)
         code = error.exit_code
     except EdgeError as error:
         click.echo(f"edgectl: {error}", err=True)
@@ -82,6 +89,14 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def misused(error: click.ClickException) -> str:
+    """What was wrong with the call, in one line, and where it says how to call."""
+    text = error.format_message()
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return text
+    return f"{text[:1].lower()}{text[1:].rstrip('.')} (see `{error.ctx.command_path} --help`)"
 
 
 if __name__ == "__main__":

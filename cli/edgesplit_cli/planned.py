@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgesplit_cli.show import console, ms, rate, share, size, table
+from rich.text import Text
+
+from edgesplit import plan as words
+from edgesplit_cli.show import console, headed, link_name, ms, rate, share, size, table, travels
 
 COLUMNS = (
     "",
     "cut",
-    "last layer on device",
-    ">sends",
-    ">device ms",
-    ">encode ms",
-    ">link ms",
-    ">remote ms",
-    ">total ms",
+    "last layer\non device",
+    ">\nsends",
+    ">device\nms",
+    ">encode\nms",
+    ">link\nms",
+    ">remote\nms",
+    ">total\nms",
 )
 
 
@@ -24,18 +27,29 @@ def print_plan(made: dict[str, Any]) -> None:
     out = console()
     for number, link in enumerate(made.get("links") or [made["link"]]):
         between = f"{made['tiers'][number]} to {made['tiers'][number + 1]}" if len(made["tiers"]) > 2 else "link"
-        head = f"[bold]{made['model']}[/] on {made['device_class'] or 'the device'}, " if not number else "  "
-        out.print(
-            f"{head}{between} {link.get('name') or ''} up {rate(link['up_bytes_per_s'])}, down "
+        named = f"{link_name(link)} " if link_name(link) else ""
+        on = f" on {made['device_class'] or 'the device'}, "
+        told = (
+            f"{between} {named}up {rate(link['up_bytes_per_s'])}, down "
             f"{rate(link['down_bytes_per_s'])}, round trip {ms(link['rtt_s'])} ms"
         )
+        out.print(headed(made["model"], f"{on}{told}") if not number else f"  {told}")
     for tier, basis in made.get("basis", {}).items():
         out.print(f"  {tier} times: {basis}")
     best, valued = made["best"], made.get("objective", "latency") not in ("latency", "latency_p95")
     further = made["tiers"][1:-1]
-    columns = (*COLUMNS, *(f">on {tier}" for tier in further), *((f">{made['objective']}",) if valued else ()), "")
-    rows = [_candidate(one, best, len(further), valued) for one in made["candidates"]]
+    sure = next((one["between"]["coverage"] for one in made["candidates"] if one.get("between")), None)
+    within = () if sure is None else (f">within\n({sure:.0%} sure)",)
+    columns = (
+        *COLUMNS,
+        *within,
+        *(f">on\n{tier}" for tier in further),
+        *((heading(made["objective"]),) if valued else ()),
+    )
+    rows = [_candidate(one, made, len(further), valued, bool(within)) for one in made["candidates"]]
     out.print(table(columns, rows))
+    if not all(one.get("allowed", True) for one in made["candidates"]):
+        out.print("x: a limit forbids it")
     out.print(_best(made, valued))
     if told := loss_told(next((row for row in made["table"]["rows"] if row["name"] == best), {})):
         out.print(told)
@@ -43,20 +57,59 @@ def print_plan(made: dict[str, Any]) -> None:
     out.print(table(headings, map(_range, made["ranges"]), title="switching table"))
 
 
-def _best(made: dict[str, Any], valued: bool) -> str:
+def _best(made: dict[str, Any], valued: bool) -> Text:
     """The answer and how sure it is."""
     certificate = made["certificate"]
-    shown = figure if valued else ms
-    unit = "" if valued else " ms"
-    value = f", {made['objective']} {figure(made['value'])}" if valued else ""
-    bound = f"lower bound {shown(certificate['lower_bound'])}{unit}, gap {certificate['gap']:.2%}"
-    gain = f"; {made['gain']:.2f}x the better of all-local and all-remote" if made["gain"] else ""
-    return f"best: [bold]{made['best']}[/] {ms(made['seconds'])} ms{value}; {bound}{gain}"
+    value = f", {told_objective(made)}" if valued else ""
+    bound = f"lower bound {worth(made['objective'], certificate['lower_bound'])}, gap {certificate['gap']:.2%}"
+    gain = f"; {made['gain']:.2f}x {_pure_told(made)}" if made["gain"] else ""
+    took = f" {ms(made['seconds'])} ms{_within(made)}{value}; {bound}{gain}"
+    return Text.assemble("best: ", (made["best"], "bold"), took)
 
 
-def figure(value: float | None) -> str:
-    """A value in the objective's own unit."""
-    return "-" if value is None else f"{value:.4g}"
+def _within(made: dict[str, Any]) -> str:
+    """Between what the predicted part leaves the answer."""
+    between = made.get("between")
+    return f" ({within_told(between)}, {between['coverage']:.0%} sure)" if between else ""
+
+
+def within_told(between: dict[str, Any] | None) -> str:
+    """Milliseconds of both ends; a dash where nothing is predicted."""
+    return f"{ms(between['low_s'])} to {ms(between['high_s'])}" if between else "-"
+
+
+def _pure_told(made: dict[str, Any]) -> str:
+    """What the gain is measured by: the pure modes that the limits allow."""
+    pure = {words.LOCAL: "all-local", words.REMOTE: "all-remote"}
+    allowed = {one["name"]: one["allowed"] for one in made["candidates"] if one["name"] in pure}
+    kept = [pure[name] for name in pure if allowed.get(name)]
+    if len(kept) != 1 or len(allowed) != len(pure):
+        return "the better of all-local and all-remote"
+    other = next(pure[name] for name in pure if not allowed[name])
+    return f"{kept[0]} ({other} is forbidden)"
+
+
+def worth(objective: str, value: float | None) -> str:
+    """A value of the objective, with its unit."""
+    if value is None:
+        return "-"
+    if objective in ("latency", "latency_p95", "throughput"):
+        return f"{ms(value)} ms" if value >= 1e-3 or not value else f"{value * 1000:.3g} ms"
+    return f"{value:.4g} J" if objective == "energy" else f"{value:.4g}"
+
+
+def heading(objective: str) -> str:
+    """Of the column of the objective's values."""
+    named = {"energy": ">energy\nJ", "throughput": ">slowest\nstage ms"}
+    return named.get(objective, ">weighted\nsum")
+
+
+def told_objective(made: dict[str, Any]) -> str:
+    """What the best cut is worth, where that is not its latency."""
+    objective, value = made["objective"], made["value"]
+    if objective == "throughput":
+        return f"slowest stage {worth(objective, value)}" + (f" ({1 / value:.3g} answers per second)" if value else "")
+    return f"{objective} {worth(objective, value)}"
 
 
 def loss_told(row: dict[str, Any]) -> str:
@@ -83,10 +136,11 @@ def _range(one: dict[str, Any]) -> tuple[str, str]:
     return one["name"], range_told(one)
 
 
-def _candidate(one: dict[str, Any], best: str, further: int, valued: bool) -> tuple[str, ...]:
+def _candidate(one: dict[str, Any], made: dict[str, Any], further: int, valued: bool, within: bool) -> tuple[str, ...]:
+    value = worth(made["objective"], one["value"]).partition(" ")[0]
     return (
-        "*" if one["name"] == best else "",
-        one["name"] + (" +zstd" if one.get("compress") else ""),
+        "*" if one["name"] == made["best"] else "" if one.get("allowed", True) else "x",
+        one["name"] + travels(one),
         one.get("after") or "-",
         size(one["up_bytes"]) if one["up_bytes"] else "-",
         ms(one["device_s"]),
@@ -94,9 +148,9 @@ def _candidate(one: dict[str, Any], best: str, further: int, valued: bool) -> tu
         ms(one["link_s"]),
         ms(one["decode_s"] + one["remote_s"]),
         ms(one["total_s"]),
+        *((within_told(one.get("between")),) if within else ()),
         *(str(count) for count in _layers_on(one, further)),
-        *((figure(one["value"]),) if valued else ()),
-        "" if one.get("allowed", True) else "not allowed by the limits",
+        *((value,) if valued else ()),
     )
 
 

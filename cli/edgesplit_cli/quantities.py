@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -40,6 +41,15 @@ ENERGY = Quantity("energy", JOULES, "0.5J or 20mJ")
 DURATION = Quantity("duration", SECONDS, "100ms or 0.1s")
 
 
+class Number(click.FloatRange):
+    """A number in a range; `nan` is in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        found: float = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is no number to count with", param, ctx) if math.isnan(found) else found
+
+
 class ObjectiveType(click.ParamType[str | dict[str, float]]):
     """One objective, or a weighted sum."""
 
@@ -73,8 +83,14 @@ class TierType(click.ParamType[tuple[str, str, Link]]):
         if isinstance(value, tuple):
             return value
         found = re.fullmatch(r"([a-z][a-z0-9_]*)(?:=([^@]+))?@(.+)", str(value).strip())
-        if not found or found[1] in ("device", "cloud"):
-            self.fail(f"{str(value)[:60]!r} is no tier; write it as in edge=jetson-nano@100mbit/2ms", param, ctx)
+        if not found:
+            self.fail(
+                f"{str(value)[:60]!r} is no tier; write it as in edge=jetson-nano@100mbit/2ms, its name in a-z",
+                param,
+                ctx,
+            )
+        if found[1] in ("device", "cloud"):
+            self.fail(f"every plan has the tier {found[1]!r} already; call the one between otherwise", param, ctx)
         return found[1], found[2] or "", _linked(found[3], self, param, ctx)
 
 
@@ -95,4 +111,19 @@ def _linked(text: str, kind: click.ParamType[Any], param: click.Parameter | None
         kind.fail(str(error), param, ctx)
 
 
-OBJECTIVE, TIER, LINK = ObjectiveType(), TierType(), LinkType()
+class CodecsType(click.ParamType[tuple[str, ...]]):
+    """Names of codecs, in a list with commas."""
+
+    name = "codecs"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in str(value).split(","))
+        if not all(names):
+            self.fail(f"{str(value)[:60]!r} is no list of codecs; write it as in raw or raw,raw+zstd", param, ctx)
+        return names
+
+
+OBJECTIVE, TIER, LINK, CODECS = ObjectiveType(), TierType(), LinkType(), CodecsType()

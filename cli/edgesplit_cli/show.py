@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from edgesplit.errors import UsageError
+from edgesplit.links import LINKS
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
 def console(*, quiet: bool = False) -> Console:
-    """Standard output; wide enough for tables where there is no terminal. Quiet: nothing is printed."""
-    out = Console(highlight=False, quiet=quiet)
-    return out if out.is_terminal else Console(highlight=False, quiet=quiet, width=max(out.width, 140))
+    """Standard output; wide enough for tables where there is no terminal. Quiet: nothing is printed.
+
+    No markup: what models and layers are called is printed as it is, brackets too. Styles come as `Text`.
+    """
+    out = Console(highlight=False, markup=False, quiet=quiet)
+    return out if out.is_terminal else Console(highlight=False, markup=False, quiet=quiet, width=max(out.width, 140))
+
+
+def can_write(file: Path) -> None:
+    """UsageError where nothing can be written there: better before long work than after it."""
+    if not file.parent.is_dir():
+        raise UsageError(f"cannot write {file}: there is no folder {file.parent}")
+    new = not file.exists()
+    try:
+        file.open("ab").close()
+        if new:
+            file.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from error
+
+
+def headed(head: str, rest: str) -> Text:
+    """A line that begins in bold."""
+    return Text.assemble((head, "bold"), rest)
 
 
 def print_json(value: Any) -> None:
@@ -24,11 +50,14 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """A table; a column whose heading begins with `>` is aligned to the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
+    """A table; a column whose heading begins with `>` is aligned to the right, and its figures are never broken."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        right = column.startswith(">")
+        made.add_column(
+            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right and "\n" in column
+        )
     for row in rows:
         made.add_row(*row)
     return made
@@ -37,6 +66,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 def ms(seconds: float | None) -> str:
     """Seconds as milliseconds, for people."""
     return "-" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def fine_ms(seconds: float | None) -> str:
+    """The same where single layers are timed: most of them take less than 0.1 ms."""
+    return "-" if seconds is None else f"{seconds * 1000:.3f}"
 
 
 def share(part: float | None) -> str:
@@ -55,10 +89,23 @@ def size(count: float | None) -> str:
     return f"{count:.1f} GiB"
 
 
+def link_name(link: Mapping[str, Any]) -> str:
+    """What people call a link, as in `lte/10`; empty where it was spelt in figures, which stand beside it anyway."""
+    name = str(link.get("name") or "")
+    return name if name.partition("/")[0] in LINKS else ""
+
+
 def rate(bytes_per_s: float | None) -> str:
     """Bytes per second as Mbit/s, for people."""
     if bytes_per_s is None:
         return "-"
     if bytes_per_s == float("inf"):
         return "∞"
-    return f"{bytes_per_s * 8 / 1e6:.3g} Mbit/s"
+    mbit_s = bytes_per_s * 8 / 1e6
+    return f"{mbit_s:.3g} Mbit/s" if mbit_s < 999.5 else f"{mbit_s / 1000:.3g} Gbit/s"
+
+
+def travels(row: Mapping[str, Any]) -> str:
+    """How a cut's tensors travel, where that is not raw: ` int8 +zstd`; empty for raw."""
+    lossy = dict.fromkeys(codec for codec in (row.get("codecs") or {}).values() if codec != "raw")
+    return "".join(f" {codec}" for codec in lossy) + (" +zstd" if row.get("compress") else "")

@@ -34,7 +34,7 @@ from edgesplit.identity import Renewal
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.devices import CLAIM_S, ClaimWish
-from edgesplit_controller.planning import Wish
+from edgesplit_controller.planning import OWN_CLASS, Wish
 from edgesplit_controller.refusals import Conflict, Forbidden
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ class ProfileBody(Body):
     on: str = "local"
     codecs: bool = False
     """Also what every lossy codec does to the answers for the model's samples."""
+    device: str = OWN_CLASS
+    """The device profile whose predictions stand beside what is measured."""
 
 
 class SampleBody(Body):
@@ -318,7 +320,8 @@ async def profile(request: Request, reference: str, body: ProfileBody | None = N
     where = body.on if body else "local"
     if where != "local":
         raise UsageError(f"cannot measure on {where[:80]!r} yet: on=local measures on the controller's machine")
-    return await _heavily(request, _controller(request).profile, reference, bool(body and body.codecs))
+    asked = body or ProfileBody()
+    return await _heavily(request, _controller(request).profile, reference, asked.codecs, asked.device)
 
 
 @operator_routes.get("/models/{reference}/costs")

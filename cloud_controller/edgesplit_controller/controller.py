@@ -21,7 +21,7 @@ from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
 from edgesplit_controller.director import Director
-from edgesplit_controller.planning import Planning, Wish, device_profile, link_of, slowest
+from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Forbidden
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
@@ -124,15 +124,15 @@ class Controller:
         model = self.registry.get(reference)
         return {"model": model.ref, "samples": self.registry.add_samples(model, frames, tensors, labels=labels)}
 
-    def profile(self, reference: str, codecs: bool = False) -> dict[str, Any]:
+    def profile(self, reference: str, codecs: bool = False, device_class: str = OWN_CLASS) -> dict[str, Any]:
         """Heavy. Measure a model on this machine; with `codecs`, what each does to the answers for its samples too."""
-        return self.planning.profile(self.registry.get(reference), codecs=codecs)
+        return self.planning.profile(self.registry.get(reference), device_class=device_class, codecs=codecs)
 
     def costs(
         self, reference: str, device_class: str, lossy: bool = False, tiers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Heavy, if not measured yet. The costs file."""
-        costs = self.planning.costs(self.registry.get(reference), device_class, lossy=lossy, tiers=tiers)
+        costs = self.planning.costs(self.registry.get(reference), device_class, lossy=lossy, tiers=tiers, whole=True)
         built: dict[str, Any] = msgspec.to_builtins(costs)
         return built
 
@@ -241,6 +241,9 @@ class Controller:
 
     def device(self, name: str) -> dict[str, Any]:
         """One device: what it was told, what it does."""
+        claim = self.devices.open_claim(name)
+        if claim is not None:
+            return shown_claim(claim)
         device = self.devices.get(name)
         desired = self.director.desired().get(name, [])
         shown = shown_device(device, self.devices.state(device), desired, self.devices.copied().get(name))

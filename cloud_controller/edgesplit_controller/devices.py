@@ -209,6 +209,8 @@ class Devices:
             raise UsageError("no target: name devices, a group (group=NAME), a label (KEY=VALUE), or all")
         chosen: dict[str, Device] = {}
         for target in wanted:
+            if self.open_claim(target) is not None:
+                raise Conflict(f"{target} has not enrolled yet: start its agent with the claim that was made for it")
             chosen.update({device.name: device for device in _meant(target, there)})
         return list(chosen.values())
 
@@ -221,6 +223,11 @@ class Devices:
         with self._database.read() as session:
             good = select(ClaimRow).where(ClaimRow.used.is_(None), ClaimRow.expires > self._now())
             return session.scalars(good.order_by(ClaimRow.device)).all()
+
+    def open_claim(self, name: str) -> ClaimRow | None:
+        """The newest claim with which the device of that name may come, if it does not live already."""
+        living = any(device.name == name and not device.revoked for device in self.all())
+        return None if living else next((one for one in self.open_claims() if one.device == name), None)
 
     def hear(self, heard: Iterable[tuple[str, messages.Message]]) -> Taken:
         """Take in what devices said, in order, in one transaction. Unknown and revoked devices are not heard."""

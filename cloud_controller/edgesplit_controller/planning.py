@@ -22,11 +22,11 @@ from edgesplit.profiles import DeviceProfile, list_profiles, load_profile
 from edgesplit_controller.database import Database, Measurement, Model
 from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
-from edgesplit_partitioner import Costs, Plan, describe, edgetpu, plan
-from edgesplit_partitioner.build_costs import build_costs, main_operator, with_tier
+from edgesplit_partitioner import Costs, Plan, describe, plan
+from edgesplit_partitioner.build_costs import build_costs, with_tier
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
-from edgesplit_partitioner.measure_slices import corrected, measure_slices, whole_factor
+from edgesplit_partitioner.measure_slices import Cuts, Whole, believed, corrected, measured_whole
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from edgesplit_partitioner.trace import LayerTime
 
@@ -36,6 +36,9 @@ HERE = "cloud"
 ASSUMED_LINK = "wifi"
 """Where neither the operator nor the device's claim says one."""
 MEASURED_SAMPLES = 16
+OWN_CLASS = "generic-x86"
+"""Whose predictions a costs file holds where no device was named."""
+FEW_SAMPLES = "lossy codecs need two samples at least, one to choose by and one to confirm by, not {}"
 MOST_TABLES = 16
 """Tables of a model whose slices' measurements are kept."""
 
@@ -85,10 +88,8 @@ class Measure(Protocol):
         """What each tensor costs to send, losslessly."""
         ...
 
-    def slices(
-        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
-    ) -> float | None:
-        """What slices of these layers take whole, relative to the sum of their layers; None: cannot be told."""
+    def slices(self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]) -> Whole:
+        """What slices of these layers take whole, beside the sum of their layers."""
         ...
 
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasures:
@@ -113,16 +114,13 @@ class MeasureHere:
         """Raw and compressed, on the samples that are there."""
         return measure_samples(loaded.prepared, loaded.graph, spec=loaded.spec, samples=samples)
 
-    def slices(
-        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
-    ) -> float | None:
+    def slices(self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]) -> Whole:
         """As the offload server would run them; slices that noise cannot run through are believed by their layers."""
         cut = cut_slices(loaded.prepared, loaded.graph, groups, loaded.spec)
         try:
-            times = measure_slices(cut, runs=self.runs)
+            return measured_whole(cut, layer_s, runs=self.runs)
         except ModelRefused:
-            return None
-        return whole_factor(times, [one.slice for one in cut], layer_s)
+            return Whole()
 
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasures:
         """Every lossy codec on every tensor, the rest of the model run again from what it makes of it."""
@@ -140,25 +138,51 @@ class Planning:
         self._now = now
         self._measure = measure or MeasureHere()
 
-    def profile(self, model: Model, *, codecs: bool = False) -> dict[str, Any]:
-        """Measure the model here, anew; seconds per layer, and what codecs do if asked for, for people and scripts."""
+    def profile(self, model: Model, *, device_class: str = OWN_CLASS, codecs: bool = False) -> dict[str, Any]:
+        """Measure the model here, anew: layers, then the slices that plans choose whole, and codecs if asked for.
+
+        A costs file for that device class, with what people and scripts like to see besides: `median_s` and `p95_s` of
+        each layer, `slices`, `codecs`, and what the tensors' sizes are from.
+        """
+        loaded, profile = self._registry.load(model), device_profile(device_class)
         times = self._layers(model, anew=True)
         samples = self._samples(model, anew=True)
-        layers = [
-            {"name": layer.name, "operator": main_operator(layer), **msgspec.to_builtins(times[layer.name])}
-            for layer in self._registry.load(model).graph.layers
-            if layer.name in times
-        ]
-        lossy = _shown_codecs(samples, self._codecs(model, anew=True)) if codecs else []
-        return {"model": model.ref, "where": "local", "layers": layers, "tensors": samples.basis, "codecs": lossy}
+        enough = samples.count > 1
+        lossy = _shown_codecs(samples, self._codecs(model, anew=True)) if codecs and enough else []
+        costs = self.costs(model, profile.name)
+        classes = dict.fromkeys([profile.name, *list_profiles()])
+        chosen = dict.fromkeys(cut for name in classes for cut in self._cuts(model, name))
+        whole = self._measure.slices(loaded, atoms(loaded.graph, list(chosen)), _medians(times))
+        costs = costs if whole.factor is None else corrected(costs, HERE, whole.factor)
+        told: dict[str, Any] = msgspec.to_builtins(costs)
+        told["layers"] = [{**layer, **msgspec.to_builtins(times[layer["name"]])} for layer in told["layers"]]
+        return told | {
+            "where": "local",
+            "tensors": samples.basis,
+            "slices": msgspec.to_builtins(whole.slices),
+            "whole_factor": whole.factor,
+            "codecs": lossy,
+            "notes": [FEW_SAMPLES.format(samples.count)] if codecs and not enough else [],
+        }
+
+    def _cuts(self, model: Model, device_class: str) -> Cuts:
+        """Of the table for this class: whatever the link, one of its rows is chosen."""
+        return _cuts(plan(self.costs(model, device_class), {TIERS: parse_link(ASSUMED_LINK)}))
 
     def costs(
-        self, model: Model, device_class: str, *, lossy: bool = False, tiers: Mapping[str, str] | None = None
+        self,
+        model: Model,
+        device_class: str,
+        *,
+        lossy: bool = False,
+        tiers: Mapping[str, str] | None = None,
+        whole: bool = False,
     ) -> Costs:
         """The model's costs on that device class and here; measures first what was not measured yet.
 
         The lossy codecs' costs are among them where they were measured, and with `lossy` they are measured now.
-        `tiers` are further ones before this machine, by name, each with its device profile.
+        `tiers` are further ones before this machine, by name, each with its device profile. `whole`: with this
+        machine's seconds as the slices of a plan for that class take whole.
         """
         profile = device_profile(device_class)
         further = {name: device_profile(given) for name, given in (tiers or {}).items()}
@@ -172,10 +196,12 @@ class Planning:
             cloud_s={name: time.median_s for name, time in times.items()},
             tensors=with_codecs(samples.tensors, self._codecs(model, wanted=lossy)),
             frame_bytes=samples.frame_bytes,
-            basis=edgetpu.basis(profile, loaded.prepared.format),
+            model_format=loaded.prepared.format,
         )
+        if whole:
+            costs = self._checked(model, costs, parse_link(ASSUMED_LINK), Wish())
         for name, beyond in further.items():
-            costs = with_tier(costs, loaded.graph, name, beyond)
+            costs = with_tier(costs, loaded.graph, name, beyond, loaded.prepared.format)
         return costs
 
     def plan(self, model: Model, device_class: str, link: Link, wish: Wish) -> Plan:
@@ -192,26 +218,22 @@ class Planning:
     def _checked(self, model: Model, costs: Costs, link: Link, wish: Wish) -> Costs:
         """The costs with this machine's seconds as the slices of the plan take whole; where that changes the plan,
         those of the new plan count."""
-        checked = costs
-        for _ in range(2):
-            made = plan(
-                checked, {TIERS: link}, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs
-            )
-            factor = self._whole_factor(model, made)
-            again = costs if factor is None else corrected(costs, HERE, factor)
-            if again == checked:
-                break
-            checked = again
-        return checked
 
-    def _whole_factor(self, model: Model, made: Plan) -> float | None:
+        def cuts_of(one: Costs) -> Cuts:
+            return _cuts(
+                plan(one, {TIERS: link}, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
+            )
+
+        return believed(costs, HERE, cuts_of, lambda cuts: self._whole_factor(model, cuts))
+
+    def _whole_factor(self, model: Model, cuts: Cuts) -> float | None:
         """One factor for the slices of this table, measured once; None where they cannot be compared."""
         loaded, times = self._registry.load(model), self._layers(model)
-        groups = atoms(loaded.graph, [frozenset(row.layers) for row in made.table.rows])
+        groups = atoms(loaded.graph, cuts)
         key = sha256(msgspec.json.encode(groups)).hexdigest()
         kept = dict((self._kept(model, "slices") or {}).get("factors", {}))
         if key not in kept:
-            kept[key] = self._measure.slices(loaded, groups, {name: time.median_s for name, time in times.items()})
+            kept[key] = self._measure.slices(loaded, groups, _medians(times)).factor
             self._keep(model, "slices", {"factors": dict(list(kept.items())[-MOST_TABLES:])})
         factor: float | None = kept[key]
         return factor
@@ -244,8 +266,10 @@ class Planning:
         kept = None if anew else self._kept(model, "codecs")
         if kept is not None and kept["labels"] == labels:
             return msgspec.convert(kept["codecs"], CodecMeasures)
-        if not wanted or count < 2:
+        if not wanted:
             return CodecMeasures()
+        if count < 2:
+            raise UsageError(f"{model.ref}: {FEW_SAMPLES.format(count)}; add some by `edgectl profile --samples`")
         samples = self._registry.samples(model, MEASURED_SAMPLES)
         found = self._measure.codecs(self._registry.load(model), samples, labels)
         self._keep(model, "codecs", {"codecs": msgspec.to_builtins(found), "labels": labels})
@@ -265,6 +289,14 @@ class Planning:
                 row = Measurement(model_id=model.id, kind=kind, place=HERE)
                 session.add(row)
             row.content, row.taken = content, self._now()
+
+
+def _cuts(made: Plan) -> Cuts:
+    return tuple(frozenset(row.layers) for row in made.table.rows)
+
+
+def _medians(times: Mapping[str, LayerTime]) -> dict[str, float]:
+    return {name: time.median_s for name, time in times.items()}
 
 
 def _shown_codecs(samples: Samples, measured: CodecMeasures) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import errno
 import ipaddress
 import json
 import random
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -48,6 +49,10 @@ class Settings:
     statement_s: int = 30 * 86_400
     """How long a director statement may install something new; it is renewed at half of that."""
 
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            check_host(host)
+
     @property
     def address(self) -> str:
         """The address to listen on."""
@@ -68,6 +73,24 @@ class Settings:
         """Every name and address that the server certificates carry, each once."""
         always = ("localhost", "127.0.0.1", "::1", socket.gethostname())
         return tuple(dict.fromkeys((*self.hosts, self.own_address, *always)))
+
+
+def check_host(host: str) -> None:
+    """UsageError where devices could never reach us by this: no address, and no name as DNS has them."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            name = host.encode("idna").decode("ascii").removesuffix(".")
+        except UnicodeError:
+            name = ""
+        if len(name) > 253 or not re.fullmatch(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+", name):
+            raise UsageError(
+                f"--host {host[:80]!r} is neither a name nor an address: write it without scheme and port, "
+                "as in hub.local or 10.0.0.2"
+            ) from None
+        if re.fullmatch(r"[0-9.]+", name):
+            raise UsageError(f"--host {host[:80]!r} is no IP address, as in 10.0.0.2") from None
 
 
 def url_host(host: str) -> str:

@@ -93,6 +93,11 @@ def data_files(file: Path) -> dict[str, Path]:
         found[name] = file.parent / pure
         if not found[name].is_file():
             raise UsageError(f"{file.name} has weights in {name[:80]!r}, which is not beside it")
+        if not found[name].resolve().is_relative_to(file.parent.resolve()):
+            raise UsageError(
+                f"{file.name} has weights in {name[:80]!r}, a link to outside of its folder; put the file itself there"
+                " (cp -L copies what links lead to)"
+            )
     return found
 
 
@@ -131,7 +136,8 @@ def _locations(file: Path) -> set[str]:
         model.ParseFromString(file.read_bytes())
     except Exception:  # protobuf's decoder raises several unrelated types; what is wrong is the push's to say
         return set()
-    return {external(tensor)[0] for tensor in onnx_nodes.stored_tensors(model.graph) if is_external(tensor)}
+    stored = (*onnx_nodes.stored_tensors(model.graph), *onnx_nodes.function_tensors(model))
+    return {external(tensor)[0] for tensor in stored if is_external(tensor)}
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:

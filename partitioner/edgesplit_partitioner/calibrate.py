@@ -91,6 +91,8 @@ def measure_points(minutes: float, threads: int = 1, progress: Progress | None =
     """Times of the grid, in a child process; UsageError where it fails."""
     if not 0 < minutes <= 240 or threads < 1:
         raise UsageError("calibrating takes between a fraction of a minute and four hours, and at least one thread")
+    if threads > (os.cpu_count() or 1):
+        raise UsageError(f"{threads} threads on {os.cpu_count()} cores would fight: slices run with as many at most")
     job = Job(seconds=60.0 * minutes, threads=threads)
     times = Times()
     for done, seen in enumerate(_child(job), 1):
@@ -115,7 +117,8 @@ def _child(job: Job) -> Iterator[Seen]:
                 yield msgspec.json.decode(line, type=Seen)
             errors = child.stderr.read().decode("utf-8", "replace").strip().splitlines()
             if child.wait():
-                raise UsageError(f"calibrating failed: {errors[-1] if errors else f'exit status {child.returncode}'}")
+                killed = "it was killed, as it took too long or too much memory"
+                raise UsageError(f"calibrating failed: {errors[-1] if errors else killed}")
         finally:
             clock.cancel()
             child.kill()

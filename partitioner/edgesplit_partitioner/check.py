@@ -34,7 +34,7 @@ from edgesplit_partitioner.check_run import WHOLE, Difference, Found, Job, store
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.indivisible import Inside, insides
 from edgesplit_partitioner.measure import Progress, Sample, stand_in_frame
-from edgesplit_partitioner.prepared import PreparedModel, whole_files
+from edgesplit_partitioner.prepared import PreparedModel, whole_runs
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
 
 CHILD = (sys.executable, "-m", "edgesplit_partitioner.check_run")
@@ -44,7 +44,7 @@ more (half precision: 2^-10)."""
 LIMIT_S = 300.0
 """For both halves of one cut, in both modes, over all samples."""
 MEMORY_BYTES = 16 * 2**30
-"""Address space of a child, beyond sixteen times the model."""
+"""Address space of a child, beyond sixteen times the model's weights."""
 MOST_CRASHES = 5
 """After so many boundaries in a row that killed the runtime the rest are not tried."""
 MOST_JOBS = 4
@@ -217,7 +217,7 @@ class _Workplace:
 
     def __init__(self, folder: Path, model: PreparedModel, graph: LayerGraph, spec: InputSpec | None) -> None:
         self.folder = folder
-        self.memory_bytes = MEMORY_BYTES + 16 * len(model.raw)
+        self.memory_bytes = MEMORY_BYTES + 16 * sum(layer.weight_bytes for layer in model.graph.layers)
         self.allowed = tolerance(model.outputs)
         self._model, self._graph, self._spec = model, graph, spec
         self._outputs = tuple(one.name for one in model.outputs)
@@ -228,8 +228,9 @@ class _Workplace:
         one = Slice(WHOLE, model.format, (), model.inputs, model.outputs, kernels=model.kernels)
         place = self.folder / WHOLE / one.name
         place.mkdir(parents=True)
-        for file, data in whole_files(model).items():
-            (place / file).write_bytes(data)
+        for file, runs in whole_runs(model).items():
+            with (place / file).open("wb") as target:
+                target.writelines(runs)
         first = [layer for layer in self._graph.layers if layer.name == INPUT_LAYER and not layer.nodes]
         before = cut_slices(model, self._graph, [(INPUT_LAYER,)], self._spec) if first else []
         job = Job(folder=WHOLE, slices=(*(cut.slice for cut in before), one), spec=self._spec, outputs=self._outputs)

@@ -8,7 +8,6 @@ behind as files; every other is compared with those.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from edgesplit.runtime import Program, Runtime, Tensor, Tensors, execute
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.input import InputProgram
 from edgesplit.runtime.onnx import OnnxRuntime, Optimise
+from edgesplit_partitioner.confined import confine
 from edgesplit_partitioner.optimise import why_refused
 
 EXACT: Optimise = "exact"
@@ -173,8 +173,7 @@ def load_samples(folder: Path) -> list[Tensors]:
 
 def main(folder: Path, memory_bytes: int) -> None:
     """Answer jobs until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine(memory_bytes)
     samples = load_samples(folder)
     for line in sys.stdin.buffer:
         found = do(folder, msgspec.json.decode(line, type=Job), samples)

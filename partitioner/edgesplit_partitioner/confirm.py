@@ -72,11 +72,12 @@ def _used(row: Row, costs: Mapping[str, TensorCost]) -> list[tuple[Pair, CodecCo
         ((tensor, codec), cost)
         for link in links
         for tensor, codec in link.codecs.items()
-        for cost in [_cost(costs[tensor], codec)]
+        for cost in [_cost(costs[tensor], codec, link.compress)]
         if cost is not None and codec in codecs.LOSSY
     ]
 
 
-def _cost(tensor: TensorCost, codec: str) -> CodecCost | None:
-    """A codec loses the same in a compressed request."""
-    return tensor.codecs.get(codec) or tensor.codecs.get(codec + codecs.ZSTD)
+def _cost(tensor: TensorCost, codec: str, compress: bool) -> CodecCost | None:
+    """As it was measured for such a request, else for the other kind."""
+    plain, packed = tensor.codecs.get(codec), tensor.codecs.get(codec + codecs.ZSTD)
+    return (packed or plain) if compress else (plain or packed)

@@ -6,14 +6,17 @@ is searched for with which all other limits given could be kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from decimal import ROUND_CEILING, Context, Decimal
 
 import msgspec
 
 from edgesplit.errors import InfeasibleLimits
 from edgesplit_partitioner.demands import WARM, Demand, first_kept
 from edgesplit_partitioner.exact import EXACT, Exact
-from edgesplit_partitioner.program import Goal, MemoryUse
+from edgesplit_partitioner.program import Cap, Goal, MemoryUse
 from edgesplit_partitioner.tariffs import Tariff
 
 
@@ -31,10 +34,24 @@ class Relaxation(msgspec.Struct, frozen=True):
 class LimitsInConflict(InfeasibleLimits):
     """No assignment keeps these limits together; without any one of them, one keeps the others of the set."""
 
-    def __init__(self, conflict: tuple[str, ...], relaxations: tuple[Relaxation, ...]) -> None:
+    def __init__(
+        self,
+        conflict: tuple[str, ...],
+        relaxations: tuple[Relaxation, ...],
+        together: tuple[Relaxation, ...] = (),
+    ) -> None:
         self.conflict = conflict
         self.relaxations = relaxations
+        self.together = together
+        """Where other limits conflict as well: what would do, all of it at once. Each value is the least that is
+        possible beside those before it."""
         alone = "no cut keeps" if len(conflict) == 1 else "no cut keeps all of"
+        if together:
+            also = [one.name for one in together if one.name not in conflict]
+            more = f", and none keeps {', '.join(also)} beside the others" if also else ""
+            reliefs = "; ".join(one.text for one in together)
+            super().__init__(f"{alone} {', '.join(conflict)}{more}. Enough would be, together: {reliefs}")
+            return
         reliefs = "; ".join(one.text for one in relaxations)
         super().__init__(f"{alone} {', '.join(conflict)}. Enough would be, the other limits kept: {reliefs}")
 
@@ -48,7 +65,9 @@ def explained(exact: Exact, wanted: Sequence[Demand]) -> InfeasibleLimits:
         )
     conflict = _irreducible(exact, wanted)
     names = tuple(one.name for one in conflict)
-    return LimitsInConflict(names, tuple(_relaxations(exact, wanted, conflict)))
+    alone = [one for one in conflict if _possible(exact, [other for other in wanted if other is not one])]
+    together = () if alone else tuple(_together(exact, wanted))
+    return LimitsInConflict(names, tuple(_relaxations(exact, wanted, conflict)), together)
 
 
 def _possible(exact: Exact, kept: Sequence[Demand]) -> bool:
@@ -79,6 +98,24 @@ def _relaxations(exact: Exact, wanted: Sequence[Demand], conflict: Sequence[Dema
             yield _fewer(exact, one, rest)
         else:
             yield _without(exact, one, rest)
+
+
+def _together(exact: Exact, wanted: Sequence[Demand]) -> Iterator[Relaxation]:
+    """Several conflicts at once: out of each a limit is put aside, then each of these is given the least that the
+    limits kept and those before it leave possible."""
+    kept, aside = list(wanted), list[Demand]()
+    while not _possible(exact, kept):
+        one = min(_irreducible(exact, kept), key=lambda demand: demand.cap is None)
+        kept.remove(one)
+        aside.append(one)
+    for one in aside:
+        if one.cap is None:
+            yield _without(exact, one, kept)
+            continue
+        relaxed = _greater(exact, one, kept)
+        yield relaxed
+        if relaxed.least is not None:
+            kept.append(replace(one, cap=Cap(one.cap.quantity, relaxed.least)))
 
 
 def _greater(exact: Exact, one: Demand, rest: Sequence[Demand]) -> Relaxation:
@@ -116,10 +153,8 @@ def _without(exact: Exact, one: Demand, rest: Sequence[Demand]) -> Relaxation:
 
 
 def _rounded_up(value: float) -> str:
-    """Six digits, never less than the value."""
-    text = f"{value:.6g}"
-    step = 0
-    while float(text) < value * (1 - EXACT) and step < 2:
-        step += 1
-        text = f"{value * (1 + step * 1e-6):.6g}"
-    return text
+    """Six digits, never less than the value, so that it does as it stands; of a large number all digits."""
+    if value >= 1e6:
+        return str(math.ceil(value * (1 - EXACT)))
+    least = Decimal(value * (1 - EXACT))
+    return f"{float(Context(prec=6, rounding=ROUND_CEILING).plus(least)):g}"

@@ -11,6 +11,7 @@ import msgspec
 from edgesplit.plan import Link, link_s
 from edgesplit_partitioner.candidates import Candidate
 from edgesplit_partitioner.costs import Costs
+from edgesplit_partitioner.intervals import of_row
 from edgesplit_partitioner.planner import Plan, plan
 from edgesplit_partitioner.side_limits import Limits
 from edgesplit_partitioner.tiers import Links, VaryingLink
@@ -38,21 +39,22 @@ def describe(
         "device_class": costs.device_class,
         "basis": dict(costs.basis),
         "best": made.row.name,
-        "candidates": [_candidate(one, made.link) for one in made.candidates()],
+        "candidates": [_candidate(one, made) for one in made.candidates()],
         "ranges": [_range(name, found) for name, found in _by_rate(made)],
         "rows": [_row_name(row) for row in made.table.rows],
     }
 
 
-def _candidate(one: Candidate, link: Link) -> dict[str, Any]:
+def _candidate(one: Candidate, made: Plan) -> dict[str, Any]:
     row = {name: msgspec.to_builtins(getattr(one.row, name)) for name in (*SHOWN, *TIMES)}
-    times = {"link_s": link_s(one.row, link) + one.row.beyond_s, "total_s": one.seconds, "value": one.value}
+    times = {"link_s": link_s(one.row, made.link) + one.row.beyond_s, "total_s": one.seconds, "value": one.value}
     hops = {"hops": msgspec.to_builtins(one.row.hops)} if one.row.hops else {}
     return (
         row
         | hops
         | times
         | {
+            "between": msgspec.to_builtins(of_row(made.costs, made.tiers, one.row, one.seconds)),
             "allowed": one.allowed,
             "in_table": one.in_table,
             "layers": len(one.row.layers),

@@ -7,8 +7,10 @@ The compiler is Google's and not in our hands: where it is on the PATH a TFLite 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ import msgspec
 
 from edgesplit.errors import ModelRefused
 from edgesplit.inputs import INPUT_LAYER
-from edgesplit.profiles import DeviceProfile
+from edgesplit.profiles import DeviceProfile, load_profile
 from edgesplit.release import Compiled
 from edgesplit_partitioner.chunks import plain_runs, slice_file
 from edgesplit_partitioner.graph import LayerGraph
@@ -47,20 +49,27 @@ def is_edge_tpu(profile: DeviceProfile) -> bool:
     return profile.fit is not None and profile.fit.runtime.startswith(RUNTIME)
 
 
-def note(model_format: str) -> str:
-    """What a plan says of how its device halves get onto the Edge TPU."""
-    if model_format != "tflite":
-        return "Edge TPU idle: only int8 TFLite models can be compiled for it; device slices run on the CPU"
-    if shutil.which(COMPILER) is None:
-        return f"Edge TPU idle: {COMPILER} is not on the PATH; device slices run on the CPU, slower than predicted"
-    return f"Edge TPU: device slices compiled per cut by {COMPILER}, CPU twins beside them"
+def runs_on(profile: DeviceProfile, graph: LayerGraph, model_format: str) -> DeviceProfile:
+    """The profile that predicts this model: an Edge TPU's own, or that of its host where it stays idle."""
+    if not (is_edge_tpu(profile) and profile.host and _idle(graph, model_format)):
+        return profile
+    return msgspec.structs.replace(load_profile(profile.host), name=profile.name)
 
 
-def basis(profile: DeviceProfile, model_format: str) -> dict[str, str]:
-    """What costs say of the device's seconds, where the device has an Edge TPU; nothing where it has none."""
+def note(profile: DeviceProfile, graph: LayerGraph, model_format: str) -> str:
+    """What a plan says of how its device halves get onto the Edge TPU; nothing where the device has none."""
     if not is_edge_tpu(profile):
-        return {}
-    return {"device": f"predicted: device profile {profile.name}. {note(model_format)}"}
+        return ""
+    if why := _idle(graph, model_format):
+        return f". Edge TPU idle: {why}; device slices run on the CPU, and are predicted as on a {profile.host}"
+    return f". Edge TPU: device slices compiled per cut by {COMPILER}, CPU twins beside them"
+
+
+def _idle(graph: LayerGraph, model_format: str) -> str:
+    """Why nothing of the model can run on an Edge TPU; empty where it can."""
+    if model_format != "tflite" or not any(tensor.datatype in ("INT8", "UINT8") for tensor in graph.tensors.values()):
+        return "only int8 TFLite models can be compiled for it"
+    return "" if shutil.which(COMPILER) else f"{COMPILER} is not on the PATH"
 
 
 def compiled_cuts(
@@ -98,7 +107,7 @@ def compiled_file(raw: bytes) -> bytes | None:
         (folder / "half.tflite").write_bytes(raw)
         command = [shutil.which(COMPILER) or COMPILER, "-s", "-o", str(folder), str(folder / "half.tflite")]
         try:
-            subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True, stdin=subprocess.DEVNULL)
+            _run(command)
             compiled = (folder / "half_edgetpu.tflite").read_bytes()
             model = read_model(compiled)
         except (OSError, subprocess.SubprocessError, ModelRefused) as error:
@@ -106,6 +115,20 @@ def compiled_file(raw: bytes) -> bytes | None:
             return None
     custom = {custom_name(model, one) for one in model.subgraphs[0].operators}
     return compiled if EDGE_TPU in custom else None
+
+
+def _run(command: list[str]) -> None:
+    """Run the compiler and read nothing of what it says; where it hangs, what it started ends with it."""
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        status = process.wait(TIMEOUT_S)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if status:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def without_input(graph: LayerGraph) -> LayerGraph:

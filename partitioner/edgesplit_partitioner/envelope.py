@@ -63,7 +63,8 @@ def explore(lowest: Lowest[What], steep: Line[What], flat: Line[What], most: int
         x = (right.a - left.a) / (left.b - right.b)
         middle = lowest(x, left, right)
         height = left.at(x)
-        if middle.b < left.b and middle.b > right.b and middle.at(x) < height * (1 - NOTICED):
+        # As steep as one of the two, or steeper, it replaces that one: `lowest` may have been inexact further out.
+        if middle.at(x) < height * (1 - NOTICED):
             found.append(middle)
             gained = middle.at(x) / height
             heapq.heappush(pairs, (gained, next(order), left, middle))

@@ -45,8 +45,11 @@ class Sampled:
     """The same with them: no more than this, anywhere between the samples, at the planned link."""
 
 
-def sample(search: Search, kept: Sequence[Solution]) -> Sampled:
-    """Solve for pairs of factors, more of them where most may be lost, and bound what is lost with what was found."""
+def sample(search: Search, kept: Sequence[Solution], room: int) -> Sampled:
+    """Solve for pairs of factors, more of them where most may be lost, and bound what is lost with what was found.
+
+    `kept` are the table's rows without all-local; at most `room` join them.
+    """
     added: list[Solution] = []
     planes = [_plane(search, one) for one in (*kept, *_local(search))]
     first = list(planes)
@@ -61,7 +64,8 @@ def sample(search: Search, kept: Sequence[Solution]) -> Sampled:
             found = search.solutions(scenes, exact=False)
             least[load, slowdown] = min(one.lower_bound for one in found)
             best = min(found, key=lambda one: search.value_in(scenes, search.figures(one)))
-            if _lowest(planes, load, slowdown) > search.value_in(scenes, search.figures(best)) * (1 + WORTH):
+            worth = search.value_in(scenes, search.figures(best)) * (1 + WORTH)
+            if len(added) < room and _lowest(planes, load, slowdown) > worth:
                 added.append(best)
                 planes.append(_plane(search, best))
         regret, where = _loss(planes, loads, slowdowns, least)

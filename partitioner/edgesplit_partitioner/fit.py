@@ -29,6 +29,8 @@ OUTLIER: Final = 0.7
 """Logarithm beyond which a left-out point counts no more when candidates are compared: a disturbed measurement."""
 COVERAGE: Final = 0.9
 DIGITS: Final = 9
+EXPONENTS: Final = (-45.0, 20.0)
+"""Logarithms of seconds beyond these are no time that anything takes: a profile written by hand went astray."""
 GROWING: Final = frozenset(
     {"out_channels", "in_channels", "channels", "pixels", "taps", "groups", "out_each", "in_each", "rows", "inner"}
     | {"columns", "count", "steps", "inputs", "hidden", "elements", "bytes", "results"}
@@ -93,7 +95,7 @@ class Fitted:
         if len(sizes) != len(self._centre):
             raise UsageError(f"the fit takes {len(self._centre)} sizes, not {len(sizes)}")
         if not len(sizes):
-            return math.exp(float(self._trend[0]))
+            return _exp(float(self._trend[0]))
         asked = np.maximum(np.array(sizes, dtype=np.float64), 1.0)
         inside = np.minimum(np.maximum(asked, self._lowest), self._highest)
         beyond = np.prod(np.maximum(asked / inside, 1.0)[self._growing])
@@ -101,7 +103,7 @@ class Fitted:
         value = float((_basis(z) @ self._trend)[0])
         if len(self._bends):
             value += float((_kernel(z, self._points, self._width) @ self._bends)[0])
-        return math.exp(value) * float(beyond)
+        return _exp(value) * float(beyond)
 
 
 def by_family(fits: Sequence[OperatorFit], names: Mapping[str, Sequence[str]]) -> dict[str, Fitted]:
@@ -151,6 +153,11 @@ def _try(z: Matrix, times: Matrix, width: float, noise: float) -> _Candidate:
     residuals = bends / np.maximum(np.diag(matrix), 1e-12)
     error = float(np.mean(np.clip(residuals, -OUTLIER, OUTLIER) ** 2))
     return _Candidate(error, width, trend, bends, residuals)
+
+
+def _exp(value: float) -> float:
+    """Seconds of a logarithm that a file may have made up: neither nothing nor for ever."""
+    return math.exp(min(max(value, EXPONENTS[0]), EXPONENTS[1])) if value == value else math.exp(EXPONENTS[1])
 
 
 def _basis(z: Matrix) -> Matrix:

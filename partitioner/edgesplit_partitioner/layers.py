@@ -78,7 +78,7 @@ class Facts:
             written = onnx_nodes.writes(node)
             self.reads.append(own)
             self.writer.update(dict.fromkeys(written, place))
-            if not own and node.op_type not in RANDOM and not self.outputs & set(written):
+            if not own and not _draws(node) and not self.outputs & set(written):
                 self.fixed.add(place)
                 self.constants.update(written)
             for name in own:
@@ -101,6 +101,14 @@ class Facts:
             return None
         uses = sum(name == own[0] for name in self.graph.node[place].input)
         return own[0] if uses == 1 else None
+
+
+def _draws(node: onnx.NodeProto) -> bool:
+    """Whether the node, or one in its subgraphs, draws random numbers: run twice, it answers twice."""
+    inside = (
+        one for graph in onnx_nodes.subgraphs(node) for inner in onnx_nodes.all_graphs(graph) for one in inner.node
+    )
+    return any(one.op_type in RANDOM for one in (node, *inside))
 
 
 def layer_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> LayerGraph:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from edgesplit.errors import UsageError
-from edgesplit.plan import Conditions, Link, Row, energy_j, slowest_s
+from edgesplit.errors import InfeasibleLimits, UsageError
+from edgesplit.plan import Conditions, Link, Power, Row, energy_j, slowest_s
+from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.problem import Solution
+from edgesplit_partitioner.side_limits import Limits
 from edgesplit_partitioner.tiers import P95
 
 if TYPE_CHECKING:
@@ -35,9 +37,10 @@ def best(search: Search) -> Solution:
 def table(search: Search) -> list[Solution]:
     """The best of the planned link first where it was forced, else by how much stays on the device; all-local last.
 
-    Every row keeps every limit on the planned link: the lower envelope over uplink bandwidth among those that do, by
-    recursion, so exact as far as `ROWS` go (`milp.Asked.at_other_bandwidths`; a stream's rate is sampled). All-local
-    stands behind them if memory and energy allow it, whatever the deadline: it is what is left when the link is gone.
+    Every row keeps every limit on the planned link, a deadline only where not latency alone is planned for: the lower
+    envelope over uplink bandwidth among those that do, by recursion, so exact as far as `ROWS` go
+    (`milp.Asked.at_other_bandwidths`; a stream's rate is sampled). All-local stands behind them if memory and energy
+    allow it, whatever the deadline: it is what is left when the link is gone.
     """
     found = [search.solution]
     if not search.limits.forced:
@@ -46,6 +49,17 @@ def table(search: Search) -> list[Solution]:
     if search.limits.fallback != "none" and _may_fall_back(search):
         found.append(Solution(search.everything, False, 0.0))
     return found
+
+
+def conflict(
+    costs: Costs, tiers: tuple[str, ...], links: tuple[Link, ...], codecs: Sequence[str], limits: Limits, power: Power
+) -> InfeasibleLimits:
+    """The error for limits that conflict already in where layers may run, those on sums counted in what would do."""
+    from edgesplit_partitioner.milp import Asked
+    from edgesplit_partitioner.tariffs import Question
+
+    question = Question(costs, tiers, links, frozenset(codecs))
+    return Asked(question, "latency", limits, power, links).conflict()
 
 
 def memory(search: Search, solution: Solution) -> Memory:

@@ -323,4 +323,6 @@ def _why(status: int, errors: str) -> str:
     if status < 0:
         return f"running this model kills the runtime (signal {-status}), or it did not end within {LIMIT_S:.0f} s"
     lines = [line for line in errors.splitlines() if line.strip()]
+    if "edgetpu-custom-op" in errors:
+        return "compiled for an Edge TPU, and none is here: measure and plan the .tflite that it was compiled from"
     return f"the runtime cannot run this model: {lines[-1] if lines else f'exit status {status}'}"

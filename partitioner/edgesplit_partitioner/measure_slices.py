@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.slicing import CutSlice
 from edgesplit_partitioner.trace import LayerTime
 
+T = TypeVar("T")
 CHILD: Final = (sys.executable, "-m", "edgesplit_partitioner.measure_slices")
 LIMIT_S: Final = 600.0
 DTYPES: Final[Mapping[str, str]] = {
@@ -76,6 +77,62 @@ def measure_slices(
     return {one.slice.name: LayerTime.of(seen) for one, seen in zip(wanted, times, strict=True)}
 
 
+class SliceTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One slice as it runs whole, beside the sum over its layers."""
+
+    layers: tuple[str, ...]
+    median_s: float
+    p95_s: float
+    summed_s: float | None
+    """None where a layer of it was not measured."""
+
+
+class Whole(msgspec.Struct, frozen=True, kw_only=True):
+    """Slices measured whole."""
+
+    slices: tuple[SliceTime, ...] = ()
+    factor: float | None = None
+    """What they take over the sum of their layers; None where that cannot be told."""
+
+
+def measured_whole(slices: Sequence[CutSlice], layer_s: Mapping[str, float], *, runs: int = 20) -> Whole:
+    """These slices' own times, and how they compare with `layer_s`; ModelRefused where one cannot run."""
+    times = measure_slices(slices, runs=runs)
+    plain = [one.slice for one in slices if one.slice.name in times]
+    told = tuple(
+        SliceTime(
+            layers=one.layers,
+            median_s=times[one.name].median_s,
+            p95_s=times[one.name].p95_s,
+            summed_s=sum(layer_s[layer] for layer in one.layers) if set(one.layers) <= layer_s.keys() else None,
+        )
+        for one in plain
+    )
+    return Whole(slices=told, factor=whole_factor(times, plain, layer_s))
+
+
+Cuts = tuple[frozenset[str], ...]
+"""Each the layers on the device."""
+
+
+def believed(
+    costs: Costs, tier: str, cuts_of: Callable[[Costs], Cuts], factor_of: Callable[[Cuts], float | None]
+) -> Costs:
+    """The costs with a tier's seconds as the slices of the chosen cuts take whole; where that changes the choice, as
+    those of the new one do. `cuts_of` plans, `factor_of` measures."""
+    checked, factors = costs, dict[Cuts, "float | None"]()
+    for _ in range(2):
+        cuts = cuts_of(checked)
+        if cuts not in factors:
+            factors[cuts] = factor_of(cuts)
+        factor = factors[cuts]
+        again = costs if factor is None else corrected(costs, tier, factor)
+        if again == checked:
+            break
+        checked = again
+    return checked
+
+
 def whole_factor(times: Mapping[str, LayerTime], slices: Sequence[Slice], layer_s: Mapping[str, float]) -> float | None:
     """What the slices took whole over the sum of their layers: one factor for all, so that no slice's noise moves a
     cut. None where nothing can be compared."""
@@ -91,13 +148,21 @@ def whole_factor(times: Mapping[str, LayerTime], slices: Sequence[Slice], layer_
 def corrected(costs: Costs, tier: str, factor: float) -> Costs:
     """The costs with all of a tier's seconds but the input layer's times the factor, and a word about it."""
     layers = tuple(
-        msgspec.structs.replace(layer, seconds={**layer.seconds, tier: layer.seconds[tier] * factor})
+        msgspec.structs.replace(
+            layer, seconds={**layer.seconds, tier: layer.seconds[tier] * factor}, between=_without(layer.between, tier)
+        )
         if layer.name != INPUT_LAYER and tier in layer.seconds
         else layer
         for layer in costs.layers
     )
     word = f"{costs.basis.get(tier, 'measured')}, times {factor:.3f}: slices measured whole"
-    return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: word})
+    intervals = _without(costs.intervals, tier)
+    return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: word}, intervals=intervals)
+
+
+def _without(by_tier: Mapping[str, T], tier: str) -> dict[str, T]:
+    """What was predicted of the tier counts no more once it was measured."""
+    return {name: one for name, one in by_tier.items() if name != tier}
 
 
 def _child(folder: Path) -> list[list[float]]:

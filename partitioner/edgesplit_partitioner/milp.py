@@ -14,7 +14,7 @@ from functools import cached_property
 
 import msgspec
 
-from edgesplit.errors import UsageError
+from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Link, Power
 from edgesplit_partitioner import tariffs
 from edgesplit_partitioner.conflict import explained
@@ -86,6 +86,10 @@ class Asked:
             raise explained(self._exact, wanted)
         wishes = Goal(tariffs.sent_bytes(self.question)), Goal(tariffs.distance(self.question))
         return self._named(self._exact.least_of_equals(goal, wanted, found, *wishes))
+
+    def conflict(self) -> InfeasibleLimits:
+        """Why the limits cannot be kept, for who knows that already."""
+        return explained(self._exact, self._demands(self.limits))
 
     def at_other_bandwidths(self, most: int) -> list[Assignment]:
         """What is best at some uplink bandwidth of the first link, every limit kept on the planned links.

@@ -24,7 +24,8 @@ Mask = npt.NDArray[np.bool_]
 TIE = 1e-12
 """Two cuts whose values differ by less than this part are equal: the noise of adding doubles."""
 _TOP = 2**29
-"""Largest capacity, infinity included: a residual is at most a capacity plus a flow, so it stays below 2^31."""
+"""What the known cut may be scaled to, so no flow is larger. A capacity is at most one more, infinity included: such an
+arc is never full, and its residual, at most a capacity plus a flow, stays below 2^31."""
 _ROUNDS = 3
 _WORTHWHILE = 0.8
 """Grouping nodes pays if at most this part of them is left."""
@@ -151,7 +152,7 @@ class Network:
             if left <= max(worst * 1e-16, _NOTHING):
                 break
             scale = math.ldexp(1.0, math.frexp(_TOP / left)[1] - 1)
-            whole = np.minimum(residual * scale, _TOP).astype(np.int32)
+            whole = np.minimum(residual * scale, _TOP + 1).astype(np.int32)
             found = maximum_flow(self._matrix(whole), self._source, self._sink)
             moved = found.flow.data
             residual = np.maximum(residual - moved / scale, 0.0)

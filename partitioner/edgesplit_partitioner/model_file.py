@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edgesplit.errors import ModelRefused
 from edgesplit_partitioner import onnx_model
 from edgesplit_partitioner.prepared import PreparedModel
 
 TFLITE_IDENTIFIER = b"TFL3"
 """Bytes 4 to 8 of a TFLite flatbuffer."""
+FOREIGN = {
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"\x89PNG": "a PNG picture",
+    b"PK\x03\x04": "a ZIP archive, as PyTorch and Keras write: export it to ONNX or TFLite",
+    b"\x89HDF": "an HDF5 file, as Keras writes: convert it to TFLite",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x1f\x8b": "a gzip archive: unpack it",
+}
+"""How files begin that are given for models by mistake."""
 
 
 def is_tflite(raw: bytes) -> bool:
@@ -22,6 +32,9 @@ def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> Prep
     A model in several files comes as a `bundle`. `bindings` gives free dimensions their lengths: by name (`batch`, ONNX
     only) or by place (`images:0`).
     """
+    foreign = next((what for start, what in FOREIGN.items() if raw.startswith(start)), None)
+    if foreign:
+        raise ModelRefused(f"neither ONNX nor TFLite but {foreign}")
     if is_tflite(raw):
         from edgesplit_partitioner import tflite_model  # LiteRT is an extra: without it ONNX models work all the same
 

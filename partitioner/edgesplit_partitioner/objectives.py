@@ -9,7 +9,6 @@ Throughput is not a sum and is left to `milp`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +16,13 @@ import numpy as np
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link, Power
+from edgesplit_partitioner.costs import plain
 from edgesplit_partitioner.mincut import Floats
 from edgesplit_partitioner.problem import Price, Problem, Travel
 
 LATENCY, P95, ENERGY, THROUGHPUT = "latency", "latency_p95", "energy", "throughput"
 OBJECTIVES = (LATENCY, P95, ENERGY, THROUGHPUT)
+MOST_WEIGHT = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,15 @@ class Objective:
 
 def as_objective(given: str | Mapping[str, float]) -> Objective:
     """What a caller asked for; UsageError names what is supported."""
-    weights = {given: 1.0} if isinstance(given, str) else dict(given)
-    spelt = {name.replace("-", "_"): weight for name, weight in weights.items()}
+    if not isinstance(given, str | Mapping):
+        raise UsageError(f"objective: give one of {', '.join(OBJECTIVES)}, or a mapping of weights, not {given!r}")
+    weights = {given: 1.0} if isinstance(given, str) else plain(given)
+    spelt = {str(name).replace("-", "_"): weight for name, weight in weights.items()}
     unknown = [name for name in spelt if name not in OBJECTIVES]
     if unknown:
         raise UsageError(f"objective {unknown[0]!r} is not supported; supported: {', '.join(OBJECTIVES)}")
-    if not all(isinstance(weight, int | float) and 0 <= weight < math.inf for weight in spelt.values()):
-        raise UsageError(f"objective: weights must be numbers of at least 0, not {weights}")
+    if not all(isinstance(weight, int | float) and 0 <= weight < MOST_WEIGHT for weight in spelt.values()):
+        raise UsageError(f"objective: weights must be numbers of at least 0 and below {MOST_WEIGHT:g}, not {weights}")
     if not any(spelt.values()):
         raise UsageError("objective: at least one weight must be above 0")
     if spelt.get(THROUGHPUT) and len([weight for weight in spelt.values() if weight]) > 1:

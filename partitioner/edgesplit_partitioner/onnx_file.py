@@ -7,7 +7,9 @@ process (`optimise`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -34,14 +36,15 @@ def read_model(raw: bytes, data: Mapping[str, memoryview] | None = None) -> onnx
     except DecodeError as error:
         raise ModelRefused(f"not a whole ONNX file: its {len(raw)} bytes are truncated or damaged") from error
     _refuse_hollow(model)
-    _settle_external_data(model.graph, data or {})
+    _settle_external_data(model, data or {})
+    _name_once(model.graph)
     return model
 
 
 def _refuse_other_formats(raw: bytes) -> None:
     """ModelRefused for the formats people push by mistake, each by its own mark."""
     if raw[4:8] == b"TFL3":
-        raise ModelRefused("this is a TFLite model; only ONNX is taken so far: convert from the original with tf2onnx")
+        raise ModelRefused("this is a TFLite model in an archive; push the .tflite file itself")
     if raw[4:8] == b"ORTM":
         raise ModelRefused("this is an onnxruntime ORT-format file; push the ONNX file that it was made from")
     if raw.startswith(b"PK\x03\x04"):
@@ -77,14 +80,28 @@ def _refuse_hollow(model: onnx.ModelProto) -> None:
         raise ModelRefused("the model has no operators, so there is nothing to run or to cut")
 
 
-def _settle_external_data(graph: onnx.GraphProto, data: Mapping[str, memoryview]) -> None:
+def _name_once(graph: onnx.GraphProto) -> None:
+    """Nodes that share a name lose it (they get one of their own when the model is tidied), and an output that is
+    listed twice is one output, in place: answers go by name."""
+    for inner in onnx_nodes.all_graphs(graph):
+        shared = {name for name, count in Counter(node.name for node in inner.node).items() if count > 1}
+        for node in inner.node:
+            if node.name in shared:
+                node.name = ""
+    outputs = list({one.name: one for one in graph.output}.values())
+    del graph.output[:]
+    graph.output.extend(outputs)
+
+
+def _settle_external_data(model: onnx.ModelProto, data: Mapping[str, memoryview]) -> None:
     """Every tensor whose bytes are in a data file: there and whole, else ModelRefused. Large weights of the main graph
     stay there; all others move into the message, in place."""
-    for place, tensor in enumerate(onnx_nodes.stored_tensors(graph)):  # the main graph's weights come first
+    stored = chain(onnx_nodes.stored_tensors(model.graph), onnx_nodes.function_tensors(model))
+    for place, tensor in enumerate(stored):  # the main graph's weights come first
         if not bundle.is_external(tensor):
             continue
         content = _content(tensor, data)
-        if place < len(graph.initializer) and len(content) >= EXTERNAL_BYTES:
+        if place < len(model.graph.initializer) and len(content) >= EXTERNAL_BYTES:
             continue
         del tensor.external_data[:]
         tensor.ClearField("data_location")

@@ -20,7 +20,7 @@ from edgesplit.release import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner import bundle, layers, onnx_file, optimise
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor
 from edgesplit_partitioner.onnx_slices import onnx_files
-from edgesplit_partitioner.prepared import Boundary, PreparedModel
+from edgesplit_partitioner.prepared import Boundary, PreparedModel, refuse_what_cannot_travel
 from edgesplit_partitioner.tensor_types import TensorType
 from edgesplit_partitioner.work import input_work
 
@@ -101,14 +101,17 @@ def _prepared(model: onnx.ModelProto, types: Mapping[str, TensorType], weights: 
             raise ModelRefused(
                 f"the output {output.name[:80]!r} is not a tensor of numbers; only those can be sent back"
             )
+    inputs = tuple(_spec(one.name, types) for one in model.graph.input)
+    outputs = tuple(_spec(one.name, types) for one in model.graph.output)
+    refuse_what_cannot_travel((*inputs, *outputs), types)
     return OnnxModel(
         proto=model,
         weights=weights,
         message=model.SerializeToString(deterministic=True),
         types=types,
         graph=layers.layer_graph(model, types),
-        inputs=tuple(_spec(one.name, types) for one in model.graph.input),
-        outputs=tuple(_spec(one.name, types) for one in model.graph.output),
+        inputs=inputs,
+        outputs=outputs,
     )
 
 

@@ -98,9 +98,26 @@ def stored_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield from (sparse.values, sparse.indices)
         for node in one.node:
             for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
+                yield from attribute_tensors(attribute)
+
+
+def attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    """The tensors stored in an attribute, sparse ones too; those in its graphs are not."""
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+        yield from (sparse.values, sparse.indices)
+
+
+def function_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor stored in the model's own functions."""
+    for function in model.functions:
+        for node in function.node:
+            for attribute in node.attribute:
+                yield from attribute_tensors(attribute)
+            for graph in subgraphs(node):
+                yield from stored_tensors(graph)
 
 
 def domains(graph: onnx.GraphProto) -> set[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import onnxruntime
 
 from edgesplit.errors import ModelRefused
 from edgesplit_partitioner import bundle, onnx_nodes, tidy
+from edgesplit_partitioner.confined import confine
 from edgesplit_partitioner.onnx_file import EXTERNAL_BYTES
 from edgesplit_partitioner.tensor_types import TensorType
 
@@ -31,6 +31,9 @@ CHILD = (sys.executable, "-m", "edgesplit_partitioner.optimise")
 TIMEOUT_S = 300.0
 MEMORY_BYTES = 16 * 2**30
 """Address space of the child, beyond eight times the model: folding a constant may ask for anything."""
+FOLDED_BYTES = 2**26
+"""A constant that folding would make larger than this, and than the model, stays a node, and a folded model may be four
+times both: a few bytes that name a shape must not become gigabytes."""
 
 GIVEN, GIVEN_DATA, OPTIMISED, ANSWER = "given.onnx", "given.bin", "optimised.onnx", "answer.json"
 WEIGHTS = "weights.bin"
@@ -44,6 +47,15 @@ DATA_DEPENDENT = frozenset(
     {"NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan", "SequenceMap", "Range", "Multinomial"}
 )
 """Operators after which a length that is not known beforehand may change from input to input."""
+SIZED_BY: Mapping[str, int] = {
+    **dict.fromkeys(("ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"), 0),
+    **dict.fromkeys(("Reshape", "Expand", "Tile", "Slice", "Pad", "TopK", "OneHot", "Resize", "Upsample", "Split"), 1),
+    **dict.fromkeys(("SplitToSequence", "Squeeze", "Unsqueeze", "CenterCropPad", "AffineGrid", "DFT", "STFT"), 1),
+    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"), 1),
+    **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"), 1),
+    "MaxUnpool": 2,
+}
+"""Operators whose lengths are values that they read, and the first input that may hold such values."""
 
 ORT_DATATYPES = {
     "bool": "BOOL",
@@ -170,11 +182,16 @@ def _settle_one(name: str, seen: Seen, trials: list[Mapping[str, tuple[int, ...]
 
 
 def _depends_on_data(graph: onnx.GraphProto) -> set[str]:
-    """Tensors that have an operator of `DATA_DEPENDENT` somewhere before them."""
+    """Tensors whose lengths may change with what is fed, or that are made of such."""
+    values = {one.name for one in graph.input}  # that change with what is fed; a Shape of them need not
     moving: set[str] = set()
     for node in graph.node:
-        if node.op_type in DATA_DEPENDENT or any(name in moving for name in onnx_nodes.reads(node)):
+        reads = onnx_nodes.reads(node)
+        sized = node.op_type in SIZED_BY and not values.isdisjoint(node.input[SIZED_BY[node.op_type] :])
+        if sized or node.op_type in DATA_DEPENDENT or not moving.isdisjoint(reads):
             moving.update(onnx_nodes.writes(node))
+        if not values.isdisjoint(reads) and (node.op_type not in ("Shape", "Size") or not moving.isdisjoint(reads)):
+            values.update(onnx_nodes.writes(node))
     return moving
 
 
@@ -204,8 +221,7 @@ def _ask(task: str, folder: Path, size: int) -> Answer:
 def main(arguments: list[str]) -> None:
     """Do one task in one folder and write the answer there."""
     task, folder, memory = arguments[0], Path(arguments[1]), int(arguments[2])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine(memory)
     try:
         answer = _optimise(folder) if task == "optimise" else _try_run(folder, task)
     except MemoryError:
@@ -232,6 +248,7 @@ def why_refused(text: str) -> str:
     if "bad_alloc" in text:
         return "the model asks for more memory than a model may have here"
     text = re.sub(r"/onnxruntime_src/.*? was false\.", "", text)
+    text = re.sub(r"/onnxruntime_src/\S+:\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)?", "", text)
     plain = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S+ failed:\s*|/\S*/edgesplit-\S+", "", text)
     return f"onnxruntime refuses the model: {' '.join(plain.split())[:400]}"
 
@@ -242,6 +259,8 @@ def _session(path: Path, level: Any, save_as: Path | None = None) -> onnxruntime
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     if save_as is not None:
+        most = max(FOLDED_BYTES, _given_bytes(path.parent))
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(most))
         options.optimized_model_filepath = str(save_as)
         if (path.parent / GIVEN_DATA).exists():  # above 2 GB the saved model could not be one message either
             prefix = "session.optimized_model_external_initializers"
@@ -250,10 +269,17 @@ def _session(path: Path, level: Any, save_as: Path | None = None) -> onnxruntime
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
+def _given_bytes(folder: Path) -> int:
+    return sum((folder / name).stat().st_size for name in (GIVEN, GIVEN_DATA) if (folder / name).exists())
+
+
 def _optimise(folder: Path) -> Answer:
     saved = folder / "saved.onnx"
     given = onnx.load_model(str(folder / GIVEN), load_external_data=False)
     _session(folder / GIVEN, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC, saved)
+    made, most = saved.stat().st_size, 4 * (_given_bytes(folder) + FOLDED_BYTES)
+    if made > most:
+        return Answer(refused=f"its operators on constants make a model of {made / 2**20:.0f} MiB")
     model = onnx.load_model(str(saved), load_external_data=False)
     tidy.tidy(model, [one.name for one in given.graph.output])
     (folder / OPTIMISED).write_bytes(model.SerializeToString(deterministic=True))

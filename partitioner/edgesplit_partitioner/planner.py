@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from edgesplit import plan as words
+from edgesplit.errors import UsageError
 from edgesplit.plan import Link, Row
 from edgesplit_partitioner import limited
 from edgesplit_partitioner.candidates import Candidate, candidates_of
@@ -23,6 +24,7 @@ from edgesplit_partitioner.confirm import tensors_of, unconfirmed, with_losses, 
 from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.envelope import lower_envelope
 from edgesplit_partitioner.factors import LOADS, SLOWDOWNS
+from edgesplit_partitioner.intervals import Between, of_row
 from edgesplit_partitioner.objectives import OBJECTIVES, as_objective
 from edgesplit_partitioner.search import Search, bytes_of, key_of
 from edgesplit_partitioner.side_limits import Limits, as_limits
@@ -83,6 +85,11 @@ class Plan:
         """The best cut as it stands in the table."""
         mine = key_of(self._best)
         return next(row for row in self.table.rows if key_of(row) == mine)
+
+    @cached_property
+    def between(self) -> Between | None:
+        """Between what `seconds` is believed to lie, where a tier's seconds are predicted; links are as planned."""
+        return of_row(self.costs, self.tiers, self._best, self.seconds)
 
     @property
     def link(self) -> Link:
@@ -172,6 +179,7 @@ class Plan:
             "cut": self.cut,
             "value": self.value,
             "seconds": self.seconds,
+            "between": self.between,
             "joules": self.joules,
             "bytes": self.bytes,
             "memory": {"weights": self.memory.weight_bytes, "peak": self.memory.peak_bytes, "bytes": self.memory.bytes},
@@ -201,6 +209,8 @@ def plan(
     Codecs that lose more on other samples than `max_loss` allows are left out (`confirm`). UsageError where something
     cannot be read, InfeasibleLimits where no cut keeps the limits.
     """
+    if not isinstance(costs, Costs):
+        raise UsageError(f"costs: give what load_costs returns, not {type(costs).__name__}")
     wanted, kept = as_objective(objective), as_limits(limits)
     made = _planned(costs, Search.of(costs, links, kept, codecs, wanted))
     while kept.max_loss and (failed := unconfirmed(made.table.rows, costs, kept.max_loss)):

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgesplit.errors import ModelRefused
+from edgesplit.limits import LIMITS
 from edgesplit.release import FileName, Kernels, Slice, SliceFormat, TensorSpec
 from edgesplit_partitioner.graph import Layer, LayerGraph
 from edgesplit_partitioner.tensor_types import TensorType
@@ -70,10 +72,24 @@ class PreparedModel(Protocol):
         ...
 
 
+def refuse_what_cannot_travel(ends: Iterable[TensorSpec], types: Mapping[str, TensorType]) -> None:
+    """ModelRefused where an input or output of the model is larger than any request may be."""
+    for one in ends:
+        if types[one.name].bytes > LIMITS.http_body_bytes:
+            raise ModelRefused(
+                f"the tensor {one.name[:80]!r} has {types[one.name].bytes} bytes, and a request carries at most"
+                f" {LIMITS.http_body_bytes}"
+            )
+
+
 def whole_files(model: PreparedModel) -> dict[FileName, bytes]:
     """The files of the whole model as one slice."""
-    ends = Boundary(model.inputs, model.outputs)
-    return {file: b"".join(runs) for file, runs in model.slice_files(model.graph.layers, ends, frozenset()).items()}
+    return {file: b"".join(runs) for file, runs in whole_runs(model).items()}
+
+
+def whole_runs(model: PreparedModel) -> dict[FileName, list[bytes]]:
+    """The same as the chunks that they consist of: a large model is not joined in memory."""
+    return model.slice_files(model.graph.layers, Boundary(model.inputs, model.outputs), frozenset())
 
 
 def whole_slice(model: PreparedModel, name: str = "whole") -> Slice:

@@ -18,10 +18,8 @@ import msgspec
 import numpy as np
 
 from edgesplit.plan import LOCAL, REMOTE, Hop, Row
-from edgesplit_partitioner.costs import Costs, TensorCost
+from edgesplit_partitioner.costs import RAW, ZSTD, Costs, TensorCost
 from edgesplit_partitioner.mincut import TIE, Charges, Floats, Ints, Mask, Network
-
-RAW, ZSTD = "raw", "raw+zstd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +244,34 @@ class Problem:
 
     def crossing_after(self, sending: Floats) -> Floats:
         """Per number of first layers, 0 to all: the charge of what crosses after them, made by them or given."""
+        nodes, tensors, size = self._alive
+        sums = np.bincount(nodes, sending[tensors], 2 * size)
+        level: Floats = sums[1:2].astype(np.float64)
+        while len(level) < size:
+            level = np.repeat(level, 2) + sums[2 * len(level) : 4 * len(level)]
+        return level[: len(self.layers) + 1]
+
+    @cached_property
+    def _alive(self) -> tuple[Ints, Ints, int]:
+        """Where each tensor crosses, as nodes of a segment tree over the numbers of first layers, and its leaves.
+
+        Only sums of charges come out of a tree. Running sums subtract: a large charge would leave its rounding behind
+        and drown the small ones after it.
+        """
         last = np.full(len(self.tensors), -1, dtype=np.intp)
         np.maximum.at(last, self.read_tensor, self.read_layer)
-        alive = last > self.maker
-        change = np.zeros(len(self.layers) + 2)
-        np.add.at(change, self.maker[alive] + 1, sending[alive])
-        np.add.at(change, last[alive] + 1, -sending[alive])
-        return np.cumsum(change)[: len(self.layers) + 1]
+        crosses = np.flatnonzero(last > self.maker)
+        size = 1 << len(self.layers).bit_length()
+        start, end = self.maker[crosses] + 1 + size, last[crosses] + 1 + size
+        nodes, tensors = [start[:0]], [crosses[:0]]
+        while len(start):
+            left, right = start % 2 == 1, end % 2 == 1
+            nodes += [start[left], end[right] - 1]
+            tensors += [crosses[left], crosses[right]]
+            start, end = (start + 1) // 2, end // 2
+            more = start < end
+            start, end, crosses = start[more], end[more], crosses[more]
+        return np.concatenate(nodes), np.concatenate(tensors), size
 
     def solve(
         self,

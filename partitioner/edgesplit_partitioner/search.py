@@ -16,22 +16,20 @@ import msgspec
 import numpy as np
 
 from edgesplit import plan as words
-from edgesplit.errors import UsageError
+from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.plan import REMOTE, Conditions, Link, Power, Row
 from edgesplit_partitioner import factors, limited, risk
-from edgesplit_partitioner.costs import Costs
+from edgesplit_partitioner.costs import CODECS, LOSSLESS, LOSSY, Costs
 from edgesplit_partitioner.envelope import Line, explore, lower_envelope, thinned
 from edgesplit_partitioner.mincut import TIE, Ints, Mask
 from edgesplit_partitioner.objectives import Objective, Scene, price
-from edgesplit_partitioner.problem import RAW, ZSTD, Price, Problem, Solution
+from edgesplit_partitioner.problem import Price, Problem, Solution
 from edgesplit_partitioner.radio import Radio
 from edgesplit_partitioner.side_limits import Limits
 from edgesplit_partitioner.tiers import P95, Chain, Links, chain_of
 from edgesplit_partitioner.walls import allowed
 
-CODECS = (RAW, ZSTD)
-LOSSY = ("fp16", "fp16+zstd", "int8", "int8+zstd")
 What = TypeVar("What")
 
 
@@ -64,9 +62,14 @@ class Search:
         chain = chain_of(costs, links)
         if not costs.layers:
             raise UsageError("costs: there are no layers to plan")
-        unforced = allowed(costs, limits, chain.tiers, force=False)
-        both = allowed(costs, limits, chain.tiers) if limits.forced else unforced
         known = codecs_of(costs, codecs, limits)
+        try:
+            unforced = allowed(costs, limits, chain.tiers, force=False)
+            both = allowed(costs, limits, chain.tiers) if limits.forced else unforced
+        except InfeasibleLimits as error:
+            if not limits.needs_search:
+                raise
+            raise limited.conflict(costs, chain.tiers, chain.mean, known, limits, power_of(costs, chain)) from error
         problem = Problem.of(costs, chain.tiers, frozenset(known))
         counted = wanted.energy or limits.energy_joules is not None
         power = power_of(costs, chain) if counted else Power()
@@ -260,8 +263,7 @@ class Search:
             return _named(_unique(map(self.row, limited.table(self))))
         kept = [self.line_of(self.solution)]
         if not self.limits.forced:
-            kept += [line for line in self._envelope if not _same_line(line, kept[0])]
-            kept += map(self.line_of, self.sampled.added[: max(LIMITS.rows - 1 - len(kept), 0)])
+            kept = [*self._lines, *map(self.line_of, self.sampled.added)]
         local = Solution(self.everything, False, 0.0)
         if self.limits.fallback != "none" and self.allow(self.everything, forced=False):
             kept.append(self.line_of(local))
@@ -272,7 +274,14 @@ class Search:
     @cached_property
     def sampled(self) -> factors.Sampled:
         """What other server loads and device slow-downs ask for at the planned link."""
-        return factors.sample(self, [self.solution, *(line.what for line in self._envelope)])
+        room = max(LIMITS.rows - 1 - len(self._lines), 0)
+        return factors.sample(self, [line.what for line in self._lines], room)
+
+    @cached_property
+    def _lines(self) -> list[Line[Solution]]:
+        """The best cut, and those of the envelope but for one that costs the same at every bandwidth."""
+        mine = self.line_of(self.solution)
+        return [mine, *(line for line in self._envelope if not _same_line(line, mine))]
 
     @cached_property
     def _envelope(self) -> list[Line[Solution]]:
@@ -375,7 +384,7 @@ def bytes_of(row: Row) -> int:
 def key_of(row: Row) -> tuple[object, ...]:
     """What tells one cut from another: where its layers run, and how its tensors travel."""
     codecs = [tuple(sorted(row.codecs.items())), *(tuple(sorted(hop.codecs.items())) for hop in row.hops)]
-    return row.layers, row.compress, tuple(hop.remote for hop in row.hops), tuple(codecs)
+    return row.layers, row.compress, tuple((hop.remote, hop.compress) for hop in row.hops), tuple(codecs)
 
 
 def _check_joules(problem: Problem, may: Mask) -> None:
@@ -401,7 +410,8 @@ def _named(rows: list[Row]) -> tuple[Row, ...]:
     for row in rows:
         name = row.name
         if name == REMOTE and REMOTE in named:
-            name = "remote-zstd" if row.compress and "remote-zstd" not in named else ""
+            packed = row.compress or any(hop.compress for hop in row.hops)
+            name = "remote-zstd" if packed and "remote-zstd" not in named else ""
         if not name:
             cuts += 1
             name = f"cut-{cuts}"
@@ -411,10 +421,14 @@ def _named(rows: list[Row]) -> tuple[Row, ...]:
 
 def codecs_of(costs: Costs, given: Iterable[str] | None, limits: Limits) -> tuple[str, ...]:
     """The codecs to plan with: by default all lossless ones, and where loss is allowed all that were measured."""
-    lossy = {name for tensor in costs.tensors for name in tensor.codecs} | set(LOSSY) if limits.max_loss else set()
-    known = dict.fromkeys((*CODECS, *sorted(lossy)))
-    wanted = tuple(known if given is None else dict.fromkeys([given] if isinstance(given, str) else given))
+    if given is not None and not isinstance(given, Iterable):
+        raise UsageError(f"codecs: give some of {', '.join(CODECS)}, not {given!r}")
+    measured = (codec for tensor in costs.tensors for codec in tensor.codecs)
+    known = tuple(dict.fromkeys((*CODECS, *measured))) if limits.max_loss else LOSSLESS
+    wanted = tuple(dict.fromkeys(known if given is None else [given] if isinstance(given, str) else given))
     unknown = [codec for codec in wanted if codec not in known]
     if unknown or not wanted:
-        raise UsageError(f"codecs {unknown or 'none'} not supported; supported: {', '.join(known)}")
+        lose = [codec for codec in unknown if codec in LOSSY or any(codec in one.codecs for one in costs.tensors)]
+        why = f"; {', '.join(lose)} may lose accuracy and needs limits={{'max_loss': ...}} above 0" if lose else ""
+        raise UsageError(f"codecs {unknown or 'none'} not supported; supported: {', '.join(known)}{why}")
     return wanted

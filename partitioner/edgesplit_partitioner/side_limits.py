@@ -7,6 +7,7 @@ the device, and what depends on a remote layer runs remotely. Demands that meet 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Fallback
-from edgesplit_partitioner.costs import Costs, LayerCost
+from edgesplit_partitioner.costs import Costs, LayerCost, plain
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -68,13 +69,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def as_limits(given: Limits | Mapping[str, Any] | None) -> Limits:
     """Limits from what a caller gave; UsageError where it cannot be read."""
-    if given is None or isinstance(given, Limits):
-        limits = given or Limits()
-    else:
-        try:
-            limits = msgspec.convert({name.replace("-", "_"): value for name, value in given.items()}, Limits)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"limits: {error} (known: {', '.join(Limits.__struct_fields__)})") from error
+    figures = msgspec.structs.asdict(given) if isinstance(given, Limits) else {} if given is None else given
+    try:
+        if not isinstance(figures, Mapping):
+            raise UsageError(f"limits: give names and values, not {given!r}")
+        limits = msgspec.convert({str(name).replace("-", "_"): plain(it) for name, it in figures.items()}, Limits)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"limits: {error} (known: {', '.join(Limits.__struct_fields__)})") from error
+    endless = [name for name, it in msgspec.structs.asdict(limits).items() if it == math.inf]
+    if endless:
+        raise UsageError(f"limits: {endless[0]} must be a number; leave it out where there is no limit")
     if limits.force != "auto" and limits.force_after:
         raise UsageError(f"limits: give force={limits.force} or force_after={limits.force_after}, not both")
     return limits

@@ -113,6 +113,7 @@ def _check(model: Model) -> None:
         raise ModelRefused("the model has no outputs, so there is nothing to compute")
     for graph in model.subgraphs:
         _check_graph(model, graph)
+    _check_order(main)
 
 
 def _check_graph(model: Model, graph: Model) -> None:
@@ -134,6 +135,24 @@ def _check_graph(model: Model, graph: Model) -> None:
     for index in (*ints(graph.inputs), *ints(graph.outputs)):
         if not 0 <= index < count:
             raise ModelRefused("not a whole TFLite file: an input or output is not there")
+
+
+def _check_order(graph: Model) -> None:
+    """LiteRT runs operators as they are listed: each tensor has one writer, and that before its readers."""
+    made = set(ints(graph.inputs)) | {index for index, one in enumerate(graph.tensors) if one.isVariable}
+    written = {index for operator in graph.operators for index in ints(operator.outputs) if index >= 0}
+    for operator in graph.operators:
+        outputs = {index for index in ints(operator.outputs) if index >= 0}
+        early = [index for index in ints(operator.inputs) if index in written - made]
+        if early:
+            raise ModelRefused(f"the tensor {tensor_name(graph.tensors[early[0]])!r} is read before it is computed")
+        again = [index for index in outputs & made if not graph.tensors[index].isVariable]
+        if again:
+            raise ModelRefused(f"the tensor {tensor_name(graph.tensors[again[0]])!r} is written twice")
+        made |= outputs
+    missing = [index for index in ints(graph.outputs) if index not in made and not graph.tensors[index].buffer]
+    if missing:
+        raise ModelRefused(f"the output {tensor_name(graph.tensors[missing[0]])!r} is computed by no operator")
 
 
 def _bring_in(buffer: Model, raw: bytes) -> None:
@@ -175,7 +194,7 @@ def tensors_of(graph: Model, operator: Model) -> Iterator[int]:
         if index == -1:  # an optional input that is not given
             continue
         yield index
-        if 0 <= index < len(graph.tensors):
+        if 0 <= index < len(graph.tensors or ()):
             yield from scales_of(graph.tensors[index])
 
 

@@ -62,7 +62,7 @@ class TfliteGraph:
             own = [name for name in used if name not in self.variables]
             self.reads.append(own)
             self.writer.update(dict.fromkeys(makes, place))
-            if not used and operator_name(self.model, operator) not in RANDOM and not outputs & set(makes):
+            if not used and not draws(self.model, operator) and not outputs & set(makes):
                 self.fixed.add(place)
                 self.constants.update(makes)
             for name in own:
@@ -138,6 +138,12 @@ def reached(model: Model, operators: Iterable[Model]) -> list[int]:
     return sorted(found)
 
 
+def draws(model: Model, operator: Model) -> bool:
+    """Whether the operator, or one in its subgraphs, draws random numbers: run twice, it answers twice."""
+    inside = (one for number in reached(model, [operator]) for one in model.subgraphs[number].operators or ())
+    return any(operator_name(model, one) in RANDOM for one in (operator, *inside))
+
+
 def part(graph: TfliteGraph, places: Sequence[int], inputs: Sequence[str], outputs: Sequence[str]) -> Model:
     """A model of its own with the operators at these places, from the tensors `inputs` to the tensors `outputs`.
 
@@ -194,7 +200,6 @@ class _Packing:
     def _tensor(self, tensor: Model, name: str, numbers: dict[int, int]) -> Model:
         added = copy.copy(tensor)
         added.name = name.encode()
-        added.shapeSignature = None
         added.buffer = self._buffer(tensor.buffer)
         if scales_of(tensor):
             added.quantization = copy.deepcopy(tensor.quantization)

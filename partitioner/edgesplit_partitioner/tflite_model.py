@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ import numpy as np
 from edgesplit.errors import ModelRefused
 from edgesplit.release import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner.graph import Layer, LayerGraph
-from edgesplit_partitioner.prepared import Boundary
+from edgesplit_partitioner.prepared import Boundary, refuse_what_cannot_travel
 from edgesplit_partitioner.tensor_types import TensorType
-from edgesplit_partitioner.tflite_file import pack, read_model, schema
+from edgesplit_partitioner.tflite_file import ints, pack, read_model, schema
 from edgesplit_partitioner.tflite_graph import TfliteGraph, part
 from edgesplit_partitioner.tflite_layers import layer_graph, weight_name
 from edgesplit_partitioner.tflite_trial import Trial, try_model
@@ -43,6 +43,15 @@ DATA_DEPENDENT = frozenset(
     {"WHERE", "UNIQUE", "NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", "RANGE", "IF", "WHILE", "CUSTOM"}
 )
 """Operators after which a length that is not known beforehand may change from input to input."""
+SIZED_BY: Mapping[str, int] = {
+    **dict.fromkeys(("FILL", "RANGE", "TRANSPOSE_CONV", "RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL"), 0),
+    **dict.fromkeys(("RESHAPE", "SLICE", "STRIDED_SLICE", "TILE", "PAD", "PADV2", "MIRROR_PAD", "TOPK_V2"), 1),
+    **dict.fromkeys(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "BROADCAST_TO", "ONE_HOT", "SPLIT_V"), 1),
+    **dict.fromkeys(("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND", "SEGMENT_SUM", "SPARSE_TO_DENSE"), 1),
+    **dict.fromkeys(("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY", "REDUCE_ALL"), 1),
+    **dict.fromkeys(("EXPAND_DIMS", "TRANSPOSE"), 1),
+}
+"""Operators whose lengths are values that they read, and the first input that may hold such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +99,12 @@ def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> Tfli
             raise ModelRefused(f"the output {name[:80]!r} is not a tensor of numbers; only those can be sent back")
         if name in graph.constants:
             raise ModelRefused(f"the output {name[:80]!r} is a constant; export the model without it")
+        if name in graph.variables:
+            raise ModelRefused(f"the output {name[:80]!r} is state that LiteRT keeps; export the model without it")
     for name in graph.inputs:
         if not types[name].datatype:
             raise ModelRefused(f"the input {name[:80]!r} is not a tensor of numbers; only those can be fed")
+    refuse_what_cannot_travel((_spec(name, types) for name in (*graph.inputs, *graph.outputs)), types)
     settled = TfliteGraph(_settled(graph, types))
     owned = layer_graph(settled, types)
     return TfliteModel(
@@ -115,7 +127,8 @@ def exposed(model: TfliteModel) -> bytes:
 
 
 def _settled(graph: TfliteGraph, types: Mapping[str, TensorType]) -> Any:
-    """A plain copy of the model with the shapes that were seen."""
+    """A plain copy of the model with the shapes that were seen. Open lengths are signed as such: some kernels take the
+    shape for a promise where they are not."""
     model = part(graph, range(len(graph.main.operators)), graph.inputs, graph.outputs)
     main = model.subgraphs[0]
     for position, tensor in enumerate(main.tensors):
@@ -123,15 +136,21 @@ def _settled(graph: TfliteGraph, types: Mapping[str, TensorType]) -> Any:
         if name not in graph.constants and name not in graph.variables:
             main.tensors[position] = copy.copy(tensor)
             main.tensors[position].shape = np.array(types[name].seen, np.int32)
+            open_ = -1 in types[name].shape
+            main.tensors[position].shapeSignature = np.array(types[name].shape, np.int32) if open_ else None
     return model
 
 
 def _types(graph: TfliteGraph, trial: Trial) -> dict[str, TensorType]:
     """Declared shapes, completed from trial runs; a length is -1 where the data may change it."""
-    moving = _depends_on_data(graph)
-    return {
+    moving, sized = _depends_on_data(graph), _sized_by_values(graph)
+    found = {
         name: _type(DATATYPES.get(graph.main.tensors[index].type, ""), name, trial, name in moving)
         for name, index in graph.index.items()
+    }
+    return {
+        name: replace(one, shape=(-1,) * len(one.shape)) if name in sized and one.datatype else one
+        for name, one in found.items()
     }
 
 
@@ -155,6 +174,21 @@ def _depends_on_data(graph: TfliteGraph) -> set[str]:
         if graph.op(place) in DATA_DEPENDENT or any(name in moving for name in graph.inputs_of(place)):
             moving.update(graph.writes(place))
     return moving
+
+
+def _sized_by_values(graph: TfliteGraph) -> set[str]:
+    """Tensors whose lengths are computed from what is fed, which no trial run need show, or that are made of such."""
+    values = set(graph.inputs)  # that change with what is fed; a SHAPE of them need not
+    sized: set[str] = set()
+    for place in range(len(graph.main.operators)):
+        reads = graph.inputs_of(place)
+        given = [graph.names[index] for index in ints(graph.main.operators[place].inputs) if index >= 0]
+        deciding = given[SIZED_BY[graph.op(place)] :] if graph.op(place) in SIZED_BY else ()
+        if not values.isdisjoint(deciding) or not sized.isdisjoint(reads):
+            sized.update(graph.writes(place))
+        if not values.isdisjoint(reads) and (graph.op(place) not in ("SHAPE", "RANK") or not sized.isdisjoint(reads)):
+            values.update(graph.writes(place))
+    return sized
 
 
 def _spec(name: str, types: Mapping[str, TensorType]) -> TensorSpec:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.release import Kernels
 from edgesplit.runtime.tflite import invoke, litert, open_interpreter
+from edgesplit_partitioner.confined import confine
 from edgesplit_partitioner.tflite_file import (
     CUSTOM,
     EDGE_TPU,
@@ -94,8 +94,7 @@ def _ask(folder: Path, memory: int) -> Trial:
 def main(arguments: list[str]) -> None:
     """Look at the model in the folder and write the answer there."""
     folder, memory = Path(arguments[0]), int(arguments[1])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine(memory)
     try:
         answer = _look(folder)
     except MemoryError:

@@ -18,11 +18,13 @@ import numpy as np
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
-from edgesplit_partitioner.costs import Costs
+from edgesplit_partitioner.costs import Costs, plain
 from edgesplit_partitioner.mincut import Floats
 from edgesplit_partitioner.radio import RADIOS, Radio
 
 P95 = 0.95
+LEAST_RATE = 1e-100
+"""Bytes per second. Below it the seconds of a file are no number."""
 _SAME_ORDER = 1e-12
 """Seconds per byte that differ by less than this part are equal when moments are put in order."""
 
@@ -142,17 +144,17 @@ def chain_of(costs: Costs, links: Links) -> Chain:
 
 
 def _tier_link(name: str, given: Link | VaryingLink | Mapping[str, Any]) -> TierLink:
-    plain = msgspec.structs.asdict(given) if isinstance(given, Link) else given
+    figures = msgspec.structs.asdict(given) if isinstance(given, Link | VaryingLink) else given
     try:
-        link = plain if isinstance(plain, VaryingLink) else msgspec.convert(plain, VaryingLink)
+        link = msgspec.convert(plain(figures), VaryingLink)
     except msgspec.ValidationError as error:
-        raise UsageError(f"link {name!r}: {error}") from error
+        raise UsageError(f"link {name!r}: {error} (known: {', '.join(VaryingLink.__struct_fields__)})") from error
     rates = [np.atleast_1d(np.asarray(rate, np.float64)) for rate in (link.up_bytes_per_s, link.down_bytes_per_s)]
     moments = max(map(len, rates))
     weights = np.asarray(link.weights or np.ones(moments), np.float64)
     if any(len(rate) not in (1, moments) for rate in rates) or len(weights) != moments or min(map(len, rates)) == 0:
         raise UsageError(f"link {name!r}: rates up, rates down and weights must be as many as each other, or one")
-    if not all((rate > 0).all() for rate in rates) or not 0 <= link.rtt_s < math.inf:
+    if not all((rate > LEAST_RATE).all() for rate in rates) or not 0 <= link.rtt_s < math.inf:
         raise UsageError(
             f"link {name!r}: rates must be above 0 and the round trip at least 0, not {given} "
             "(a trace with dead moments has no mean: give them the rate at which you would wait)"

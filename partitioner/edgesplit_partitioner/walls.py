@@ -6,6 +6,10 @@ any two that conflict, with all further tiers as one; what is left are the layer
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -16,7 +20,43 @@ from edgesplit_partitioner.side_limits import Limits, sides
 
 
 def allowed(costs: Costs, limits: Limits, tiers: tuple[str, ...], *, force: bool = True) -> Mask:
-    """By tier and layer: may it run there? InfeasibleLimits names the demands that conflict.
+    """By tier and layer: may it run there? InfeasibleLimits names the demands that conflict, and what would do.
+
+    Limits on sums are no part of it: where there are any, `limited.conflict` knows more.
+    """
+    try:
+        return _allowed(costs, limits, tiers, force=force)
+    except InfeasibleLimits as error:
+        reliefs = list(_reliefs(costs, limits if force else _unforced(limits), tiers))
+        enough = f". Enough would be, the other limits kept: {'; '.join(reliefs)}" if reliefs else ""
+        raise InfeasibleLimits(f"{error}{enough}") from error
+
+
+def _reliefs(costs: Costs, limits: Limits, tiers: tuple[str, ...]) -> Iterator[str]:
+    """Each limit that alone need give way: by how much, or that it is left out."""
+
+    def possible(**changed: Any) -> bool:
+        try:
+            _allowed(costs, msgspec.structs.replace(limits, **changed), tiers)
+        except InfeasibleLimits:
+            return False
+        return True
+
+    if limits.keep_first and possible(keep_first=0):
+        fewest = bisect.bisect_left(range(1, limits.keep_first), True, key=lambda count: not possible(keep_first=count))
+        yield f"keep_first={fewest}"
+    if limits.keep_raw_input and possible(keep_raw_input=False):
+        yield "no keep_raw_input"
+    if limits.forced and possible(force="auto", force_after=""):
+        yield f"no {limits.force_label}"
+
+
+def _unforced(limits: Limits) -> Limits:
+    return msgspec.structs.replace(limits, force="auto", force_after="")
+
+
+def _allowed(costs: Costs, limits: Limits, tiers: tuple[str, ...], *, force: bool = True) -> Mask:
+    """The same, and the error without what would do.
 
     Only limits, and layers that run on one side of the first link alone, have been closed over what depends on what.
     """

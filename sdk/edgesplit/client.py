@@ -12,6 +12,7 @@ import contextlib
 import http.client
 import io
 import logging
+import math
 import random
 import select
 import socket
@@ -309,6 +310,8 @@ class Client:
         Raises NotFound or UsageError for what no retry mends, InferenceFailed where the model failed, and
         DeadlineExceeded, which says what stood in the way, once the time is up.
         """
+        if math.isnan(deadline_s):
+            raise UsageError(f"a deadline of {deadline_s} s")
         deadline = monotonic() + deadline_s
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
         asked = oip.InferRequest(tensors, tuple(outputs), request_id or uuid.uuid4().hex)

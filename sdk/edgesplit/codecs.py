@@ -28,6 +28,8 @@ ENTRY_BYTES = 80
 
 Tensor = npt.NDArray[Any]
 _LOSSY_FOR: dict[str, tuple[str, ...]] = {"FP64": LOSSY, "FP32": LOSSY, "FP16": (INT8,)}
+_LARGEST = {np.float16: LARGEST_FP16}
+"""Of a type whose largest number eight bits may round beyond."""
 _DTYPES = {"FP64": np.float64, "FP32": np.float32, "FP16": np.float16}
 
 
@@ -57,7 +59,7 @@ def encode(name: str, tensor: Tensor, codec: str) -> dict[str, Tensor]:
         fits = lowest >= -LARGEST_FP16 and highest <= LARGEST_FP16  # false for NaN too
         return {name: tensor.astype(np.float16) if fits else tensor}
     scale = _scale(lowest, highest)
-    if scale is None:
+    if scale is None or max(highest, -lowest) + float(scale) > _LARGEST.get(tensor.dtype.type, np.inf):
         return {name: tensor}
     zero_point = np.clip(np.rint(np.float32(-min(lowest, 0.0)) / scale), 0, 255).astype(np.uint8)
     eight_bits = np.clip(np.rint(tensor / scale) + np.float32(zero_point), 0, 255).astype(np.uint8)
@@ -91,6 +93,8 @@ def decode_all(sent: Mapping[str, Tensor], specs: Iterable[TensorSpec], codecs: 
         dtype = _DTYPES.get(spec.datatype)
         if given is None or dtype is None:
             continue
+        if codec != RAW and given.dtype != dtype:
+            _check_shape(spec, given)  # before anything is made of it: it grows fourfold
         if codec == FP16 and given.dtype == np.float16:
             tensors[spec.name] = given.astype(dtype)
         elif codec == INT8 and given.dtype == np.uint8:
@@ -100,6 +104,17 @@ def decode_all(sent: Mapping[str, Tensor], specs: Iterable[TensorSpec], codecs: 
                 raise UsageError(f"input {scale_name(spec.name)[:80]!r} is {scale}, but must be above 0")
             tensors[spec.name] = dequantized(given, scale, zero_point).astype(dtype, copy=False)
     return tensors
+
+
+def _check_shape(spec: TensorSpec, given: Tensor) -> None:
+    """UsageError unless the tensor has as many numbers as the model takes, in its shape."""
+    fits = len(given.shape) == len(spec.shape) and all(
+        want in (-1, length) for want, length in zip(spec.shape, given.shape, strict=True)
+    )
+    if not fits:
+        raise UsageError(
+            f"input {spec.name[:80]!r} has shape {list(given.shape)[:8]}, but must have {list(spec.shape)}"
+        )
 
 
 def dequantized(eight_bits: Tensor, scale: np.float32, zero_point: np.uint8) -> npt.NDArray[np.float32]:

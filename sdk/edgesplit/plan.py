@@ -16,6 +16,8 @@ Fallback = Literal["warm", "cold", "none"]
 
 LOCAL = "local"
 REMOTE = "remote"
+_DEAD = 1e-250
+"""Bytes per second of a link whose rate is 0: its seconds are beyond all others, and still a number."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +186,12 @@ def link_s(row: Row, link: Link) -> float:
     """Seconds on the link: the round trip once if anything crosses, and each byte by its direction's rate."""
     if row.is_local:
         return 0.0
-    return link.rtt_s + row.up_bytes / link.up_bytes_per_s + row.down_bytes / link.down_bytes_per_s
+    return link.rtt_s + _moving_s(row, link)
+
+
+def _moving_s(row: Row, link: Link) -> float:
+    """Seconds that its bytes take in both directions; none over a dead link take none."""
+    return row.up_bytes / (link.up_bytes_per_s or _DEAD) + row.down_bytes / (link.down_bytes_per_s or _DEAD)
 
 
 def latency_s(row: Row, now: Conditions) -> float:
@@ -204,9 +211,8 @@ def energy_j(row: Row, now: Conditions, power: Power) -> float:
         return busy_j
     remotely_s = (row.decode_s + row.remote_s) * now.server_load
     waiting_j = power.idle_watts * (link_s(row, now.link) + row.beyond_s + remotely_s)
-    moving_s = row.up_bytes / now.link.up_bytes_per_s + row.down_bytes / now.link.down_bytes_per_s
     bytes_j = row.up_bytes * power.up_joules_per_byte + row.down_bytes * power.down_joules_per_byte
-    return busy_j + waiting_j + power.radio_watts * moving_s + bytes_j + power.wake_joules
+    return busy_j + waiting_j + power.radio_watts * _moving_s(row, now.link) + bytes_j + power.wake_joules
 
 
 def slowest_s(row: Row, now: Conditions) -> float:
@@ -218,7 +224,7 @@ def slowest_s(row: Row, now: Conditions) -> float:
     stages = [(row.device_s + row.encode_s) * now.device_slowdown]
     if row.is_local:
         return stages[0]
-    stages += [row.up_bytes / now.link.up_bytes_per_s, row.down_bytes / now.link.down_bytes_per_s]
+    stages += [row.up_bytes / (now.link.up_bytes_per_s or _DEAD), row.down_bytes / (now.link.down_bytes_per_s or _DEAD)]
     further_s = sum(hop.encode_s + hop.decode_s + hop.seconds for hop in row.hops)
     tiers = [row.decode_s + row.remote_s - further_s, *(hop.decode_s + hop.seconds for hop in row.hops)]
     sending = [*(hop.encode_s for hop in row.hops), 0.0]
@@ -251,8 +257,10 @@ def best(
 def choose(plan: Plan, now: Conditions, current: str | None = None, hysteresis: Hysteresis | None = None) -> Row | None:
     """The row to use next, or None if nothing usable is left.
 
-    `current` names the row in use: it is kept unless another is better by more than `hysteresis` says.
+    `current` names the row in use: it is kept unless another is better by more than `hysteresis` says. A condition that
+    no measurement gives (not a number, negative) counts as planned; an endless round trip or load is nobody there.
     """
+    now = _as_far_as_known(plan, now)
     forced = best((row for row in plan.rows if row.name == plan.forced), now) if plan.forced else None
     if forced is not None:
         return forced
@@ -266,6 +274,28 @@ def choose(plan: Plan, now: Conditions, current: str | None = None, hysteresis: 
     held_cost, winner_cost = (cost(row, now, plan.weights, plan.power) for row in (held, winner))
     worth_it = winner_cost < held_cost * margin.ratio and held_cost - winner_cost > _least_gain(plan, margin)
     return winner if worth_it or math.isinf(held_cost) else held
+
+
+def _as_far_as_known(plan: Plan, now: Conditions) -> Conditions:
+    """The conditions with what was planned in place of what cannot be."""
+    link = now.link
+    rates, rest = (link.up_bytes_per_s, link.down_bytes_per_s), (link.rtt_s, now.server_load, now.device_slowdown)
+    # A comparison with what is not a number is false.
+    if all(rate >= 0 for rate in rates) and all(0 <= one < math.inf for one in rest):
+        return now
+    up, down = (
+        rate if rate >= 0 else usual
+        for rate, usual in zip(rates, (plan.link.up_bytes_per_s, plan.link.down_bytes_per_s), strict=True)
+    )
+    rtt_s, load, slowdown = (
+        one if 0 <= one < math.inf else usual for one, usual in zip(rest, (plan.link.rtt_s, 1.0, 1.0), strict=True)
+    )
+    return Conditions(
+        link=msgspec.structs.replace(link, up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rtt_s),
+        server_load=load,
+        device_slowdown=slowdown,
+        remote_ok=now.remote_ok and link.rtt_s != math.inf and now.server_load != math.inf,
+    )
 
 
 def _least_gain(plan: Plan, margin: Hysteresis) -> float:

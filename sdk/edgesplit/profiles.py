@@ -154,6 +154,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_watts: Figure
     active_watts: Figure
     """Of the whole board, while all `threads` compute."""
+    host: str = ""
+    """The shipped profile of the computer that an accelerator is attached to: what runs a model that it cannot."""
     error: Interval | None = None
     """Of predictions from the rates above. Left out: nobody has compared them with anything."""
     fit: Fit | None = None
@@ -183,11 +185,17 @@ def list_profiles() -> list[str]:
     return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def is_path(name: str | Path) -> bool:
+    """Whether it names a file and not a profile that ships."""
+    text = str(name)
+    return isinstance(name, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json"))
+
+
 def load_profile(name: str | Path) -> DeviceProfile:
     """The shipped profile of that name, or the one in a file of the user's own (a path: it has a '/' or ends with
     .yaml, .yml or .json). UsageError lists near names, or says what the file lacks."""
     text = str(name)
-    if isinstance(name, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json")):
+    if is_path(name):
         return _from_file(Path(text))
     if text not in list_profiles():
         raise UsageError(_unknown(text))
@@ -201,11 +209,11 @@ def parse_profile(text: str, origin: str) -> DeviceProfile:
     if len(text) > MAX_BYTES:
         raise UsageError(f"device profile {origin}: larger than {MAX_BYTES} bytes")
     try:
-        fields: Any = _json(text) or yaml.safe_load(text)
+        fields: Any = _json(text) or _yaml(text)
         profile = msgspec.convert(fields, DeviceProfile, strict=False)  # YAML 1.1 reads 24e9 as text
     except msgspec.ValidationError as error:
         raise UsageError(f"device profile {origin}: {error} (the schema is in docs/device-profiles.md)") from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, AttributeError) as error:  # the last two: 2026-13-45, !!int x
         raise UsageError(f"device profile {origin}: neither YAML nor JSON: {error}") from error
     _check(profile, origin)
     return profile
@@ -219,13 +227,28 @@ def _json(text: str) -> Any:
         return None
 
 
+def _yaml(text: str) -> Any:
+    """What the text spells as YAML, plain values only. No aliases: a few of them can stand for any amount of memory."""
+    import yaml
+
+    for token in yaml.scan(text) if "*" in text else ():
+        if isinstance(token, yaml.AliasToken):
+            raise yaml.YAMLError(f"aliases (*{token.value}) are not taken: write the value again")
+    return yaml.safe_load(text)
+
+
 def _check(profile: DeviceProfile, origin: str) -> None:
-    """What the types cannot say: the name's form, finite numbers, and that work costs more power than rest."""
+    """What the types cannot say: the name's form, finite numbers, sources that say something, and that work costs more
+    power than rest."""
     if not NAME.fullmatch(profile.name):
         raise UsageError(f"device profile {origin}: not a name: {profile.name[:80]!r} (a-z, 0-9, '+', '-', '_')")
     for name, figure in profile.named_figures().items():
         if not math.isfinite(figure.value):
             raise UsageError(f"device profile {origin}: {name} is not a finite number")
+        if len(figure.source.split()) < 2:
+            raise UsageError(f"device profile {origin}: {name} has no source: say where the figure comes from")
+    if profile.host and (profile.host == profile.name or profile.host not in list_profiles()):
+        raise UsageError(f"device profile {origin}: host {profile.host[:80]!r} is no other profile that ships")
     if profile.active_watts.value < profile.idle_watts.value:
         raise UsageError(f"device profile {origin}: active_watts is below idle_watts")
     ranges = [one for one in (profile.error, profile.fit.whole if profile.fit else None) if one is not None]
@@ -243,14 +266,15 @@ def _check(profile: DeviceProfile, origin: str) -> None:
 
 
 def _check_fit(one: OperatorFit, origin: str) -> None:
-    """Columns of one length, points with a bend each, and finite numbers only."""
+    """Columns of one length, points with a bend each, finite numbers only, and sizes of which there are logarithms."""
     columns = len(one.centre)
     lengths = {len(values) for values in (one.scale, one.lowest, one.highest, *one.points)} | {len(one.trend) - 1}
     if (lengths - {columns}) or len(one.points) != len(one.bends):
         raise UsageError(f"device profile {origin}: the fit of {one.family[:40]!r} does not hang together")
     numbers = [*one.centre, *one.scale, *one.lowest, *one.highest, *one.trend, one.width, *one.bends, one.low, one.high]
     numbers += [value for point in one.points for value in point]
-    if not all(map(math.isfinite, numbers)) or min((*one.scale, one.width)) <= 0:
+    above = [one.width, *one.scale, *one.lowest, *one.highest, *(value for point in one.points for value in point)]
+    if not all(map(math.isfinite, numbers)) or min(above) <= 0 or one.low > one.high:
         raise UsageError(f"device profile {origin}: the fit of {one.family[:40]!r} has numbers that cannot be")
 
 

@@ -15,7 +15,7 @@ from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, NotFound, 
 from edgesplit.plan import Row
 from edgesplit.release import Chunk, Golden
 from edgesplit_agent.active import check_golden, close, device_slices, plan_for
-from edgesplit_agent.engine import Engine, Settings
+from edgesplit_agent.engine import Engine, Settings, known
 
 
 @pytest.mark.parametrize("row", [LOCAL, CUT, REMOTE])
@@ -237,3 +237,10 @@ def test_where_the_device_cannot_answer_alone_loading_was_the_test() -> None:
     golden, chunks = _golden(EXPECTED, binary=True)
     check_golden(active(CUT), golden, chunks.__getitem__)
     assert X.name == "x"
+
+
+def test_a_model_name_with_a_slip_is_answered_with_the_near_one() -> None:
+    """The same for every way in."""
+    assert known("digts", ["digits", "faces"]) == "did you mean digits?"
+    assert known("xyz", ["digits", "faces"]) == "these do: digits, faces"
+    assert "edgectl deploy" in known("digits", [])

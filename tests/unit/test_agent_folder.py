@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,3 +234,28 @@ def test_the_folder_keeps_its_files_private_enough(tmp_path: Path) -> None:
     for path in (tmp_path / "d").iterdir():
         assert not os.stat(path).st_mode & stat.S_IWOTH
     assert oip.HEADER_LENGTH
+
+
+@pytest.mark.parametrize("wrong", [["--link", "wify"], ["--broker", "nowhere"], ["--port", "TAKEN"]])
+def test_a_claim_is_not_used_up_by_an_agent_that_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    """A claim serves once: a bad --link or a taken port is refused before it is shown to the controller."""
+    shown: list[object] = []
+    monkeypatch.setattr("edgesplit_agent.main.read_claim", lambda path: path)
+    monkeypatch.setattr("edgesplit_agent.main.enrol_patiently", lambda *given: shown.append(given))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [str(taken.getsockname()[1]) if word == "TAKEN" else word for word in wrong]
+        port = [] if "--port" in words else ["--port", "0"]
+        assert main(["run", "--data", str(tmp_path / "d"), "--claim", "claim.json", *port, *words]) == 2
+    assert shown == []
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", [["--threads", "0"], ["--threads", "many"], ["--port", "70000"], ["--port", "-1"]])
+def test_numbers_out_of_range_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:
+    """No thread, or a port that is none."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--data", str(tmp_path), *wrong])
+    assert ended.value.code == 2
+    assert wrong[1] in capsys.readouterr().err

@@ -122,3 +122,16 @@ def test_labels_are_classes_by_file_name(tmp_path: Path) -> None:
     (tmp_path / "labels.json").write_text('["cat"]')
     with pytest.raises(UsageError, match=r"labels\.json"):
         labels_in(tmp_path)
+
+
+def test_a_codec_is_confirmed_as_it_travels() -> None:
+    """In a compressed request by what was measured for one: the loss of the plain codec once stood for it."""
+    plain = CodecCost(bytes=900_000, loss=0.9, confirmed_loss=0.9)
+    packed = CodecCost(bytes=1_000, loss=0.001, confirmed_loss=0.001)
+    tensor = TensorCost(bytes=1_000_000, codecs={"int8": plain, "int8+zstd": packed})
+    layers = (msgspec.structs.replace(costs().layers[0], writes={"t": tensor}), costs().layers[1])
+
+    made = plan(msgspec.structs.replace(costs(), layers=layers), LINK, limits={"max_loss": 0.002})
+
+    assert made.row.codecs == {"t": "int8"} and made.row.compress
+    assert made.row.confirmed_loss == made.row.loss == 0.001

@@ -7,7 +7,7 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.profiles import load_profile
-from edgesplit_partitioner.build_costs import build_costs, main_operator
+from edgesplit_partitioner.build_costs import build_costs, for_device, main_operator
 from edgesplit_partitioner.costs import CodecCost, Costs, TensorCost, load_costs
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
 from edgesplit_partitioner.predict import predict_layers
@@ -83,6 +83,14 @@ def test_codec_seconds_are_scaled_to_the_device() -> None:
     assert codec.bytes == 100
     assert codec.encode_s == {"cloud": 1e-5, "device": pytest.approx(1e-5 * PI.zstd_slowdown.value)}
     assert codec.decode_s["device"] == pytest.approx(2e-6 * PI.zstd_slowdown.value)
+
+
+@pytest.mark.parametrize("name", ["jetson-nano", "generic-x86", "raspberrypi4"])
+def test_costs_for_one_device_become_costs_for_another(name: str) -> None:
+    """What was measured here stays, what was predicted or scaled is made anew: as if that device had been asked for."""
+    other = load_profile(name)
+
+    assert for_device(costs(), GRAPH, other) == costs(profile=other)
 
 
 def test_a_layer_is_called_by_its_main_operator() -> None:

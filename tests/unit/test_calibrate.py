@@ -116,7 +116,6 @@ def test_every_prediction_lies_inside_its_interval(profile: DeviceProfile) -> No
             assert 0 <= prediction.low_s <= prediction.seconds <= prediction.high_s
     predictor = Predictor(profile)
     together = predictor.together(graph.layers)
-    assert together.seconds == pytest.approx(sum(predict_layers(graph, profile).values()))
     alone = [predictor.together((layer,)) for layer in graph.layers]
     assert together.high_s / together.seconds < max(one.high_s / max(one.seconds, 1e-12) for one in alone)
 
@@ -138,6 +137,26 @@ def test_a_slice_pays_for_its_run_and_its_tensors(profile: DeviceProfile) -> Non
 
     assert profile.fit is not None
     assert slice_.seconds - together.seconds == pytest.approx(profile.fit.run_s + 4 * profile.fit.tensor_s)
+
+
+@pytest.mark.parametrize("name", ["mine", "coral-usb-rpi4"])
+def test_plans_left_out_what_a_run_costs(profile: DeviceProfile, name: str) -> None:
+    """4 ms of USB for each run on an Edge TPU: all layers together take what the slice of them takes."""
+    chosen = profile if name == "mine" else load_profile(name)
+    graph = _graph([microbench.work(point) for point in GRID[::80]])
+    seconds = predict_layers(graph, chosen)
+
+    assert sum(seconds.values()) == pytest.approx(Predictor(chosen).slice(graph.layers).seconds)
+    assert chosen.fit is not None
+    assert seconds["0"] == pytest.approx(Predictor(chosen).together(graph.layers[:1]).seconds + chosen.fit.run_s)
+
+
+def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before anything is measured."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+
+    with pytest.raises(UsageError, match="5 threads on 4 cores"):
+        calibrate.measure_points(1.0, threads=5)
 
 
 GRID_WORK = microbench.work(GRID[0])
@@ -171,13 +190,15 @@ def test_too_little_was_measured_is_said() -> None:
         (["--out", "nowhere/profile.yaml"], "no folder"),
         (["--base", "toaster"], "no device profile"),
         (["--minutes", "0"], "minute"),
+        (["--minutes", "nan"], "minute"),
     ],
 )
 def test_a_wrong_call_fails_before_it_measures(arguments: list[str], said: str) -> None:
     """Names, files and minutes are looked at first."""
     result = CliRunner().invoke(cli, ["calibrate", *arguments])
 
-    assert isinstance(result.exception, UsageError) and said in str(result.exception)
+    assert said in (str(result.exception) if isinstance(result.exception, UsageError) else result.output)
+    assert result.exit_code
 
 
 def _graph(works: list[Work]) -> LayerGraph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edgesplit.plan import Conditions, Hysteresis, Link, Plan, Row, best, choose, latency_s
+from edgesplit.plan import Conditions, Hysteresis, Link, Plan, Power, Row, best, choose, latency_s
 
 GOOD = Link(up_bytes_per_s=1000.0, down_bytes_per_s=1000.0, rtt_s=0.1)
 REMOTE = Row(name="remote", remote=("s1", "s2"), up_bytes=1000, down_bytes=100, remote_s=0.1)
@@ -109,3 +109,27 @@ def test_a_forced_row_is_kept_while_it_is_usable() -> None:
     assert chosen(now(up=1e6), "remote", plan=forced) == "cut-1"
     assert chosen(now(up=1.0), "local", plan=forced) == "cut-1"
     assert chosen(now(remote_ok=False), "cut-1", plan=forced) == "local"
+
+
+@pytest.mark.parametrize("what", ["up_bytes_per_s", "down_bytes_per_s", "rtt_s", "server_load", "device_slowdown"])
+@pytest.mark.parametrize("value", [float("nan"), -1.0, float("-inf")])
+def test_a_condition_that_cannot_be_counts_as_planned(what: str, value: float) -> None:
+    """Not a number compared as better than all: the first row was taken, whatever it cost."""
+    seen = now()
+    if what in Link.__struct_fields__:
+        seen = msgspec.structs.replace(seen, link=msgspec.structs.replace(seen.link, **{what: value}))
+    else:
+        seen = now(**{what: value})
+    assert chosen(seen) == chosen(now()) == "cut-1"
+    assert chosen(seen, current="remote") == "cut-1"
+
+
+@pytest.mark.parametrize("weights", [{}, {"energy": 1.0}, {"throughput": 1.0}])
+def test_over_a_dead_link_the_device_answers_alone(weights: dict[str, float]) -> None:
+    """A rate of 0, an endless round trip or load: no division by zero, and nothing is sent."""
+    power = Power(busy_watts=1.0, idle_watts=1.0, radio_watts=1.0)
+    plan = msgspec.structs.replace(TABLE, weights=weights, power=power)
+    dead = Conditions(link=msgspec.structs.replace(GOOD, down_bytes_per_s=0.0))
+    for seen in (now(up=0.0), dead, now(rtt=float("inf")), now(server_load=float("inf"))):
+        assert chosen(seen, plan=plan) == "local"
+        assert chosen(seen, current="remote", plan=plan) == "local"

@@ -113,6 +113,11 @@ def run_node(
         {"t:scale": np.array([1.0], np.float32)},
         {"t:scale": np.array([0.0], np.float32), "t:zero_point": np.array([0], np.uint8)},
         {"t:scale": np.array([np.nan], np.float32), "t:zero_point": np.array([0], np.uint8)},
+        {"t:scale": np.array([np.inf], np.float32), "t:zero_point": np.array([0], np.uint8)},
+        {"t:scale": np.array([-1.0], np.float32), "t:zero_point": np.array([0], np.uint8)},
+        {"t:scale": np.array(1.0, np.float32), "t:zero_point": np.array([0], np.uint8)},
+        {"t:scale": np.array([1.0], np.float32), "t:zero_point": np.array([0], np.int8)},
+        {"t:scale": np.array([1.0], np.float32), "t:zero_point": np.zeros((1, 1), np.uint8)},
         {"t:scale": np.array([1.0], np.float64), "t:zero_point": np.array([0], np.uint8)},
         {"t:scale": np.array([1.0, 2.0], np.float32), "t:zero_point": np.array([0], np.uint8)},
     ],
@@ -123,6 +128,24 @@ def test_companions_that_make_no_sense_are_refused(companions: dict[str, np.ndar
 
     with pytest.raises(UsageError, match="t:"):
         codecs.decode_all(sent, [TensorSpec("t", "FP32", (3,))], {"t": "int8"})
+
+
+@pytest.mark.parametrize(("codec", "dtype"), [("fp16", np.float16), ("int8", np.uint8)])
+def test_a_tensor_of_another_size_was_expanded_before_it_was_refused(codec: str, dtype: type) -> None:
+    """The row knows the shape: nothing is made of what does not have it. A free dimension takes any length."""
+    companions = codecs.encode("t", np.ones(1, np.float32), "int8")
+    sent = {**companions, "t": np.zeros((4, 1000), dtype)}
+
+    with pytest.raises(UsageError, match=r"'t' has shape \[4, 1000\], but must have \[4, 3\]"):
+        codecs.decode_all(sent, [TensorSpec("t", "FP32", (4, 3))], {"t": codec})
+    assert codecs.decode_all(sent, [TensorSpec("t", "FP32", (4, -1))], {"t": codec})["t"].shape == (4, 1000)
+
+
+def test_eight_bits_of_half_precision_came_back_infinite() -> None:
+    """The lowest of 256 steps may lie below the lowest value, and beyond what FP16 can say: then it travels raw."""
+    tensor = np.array([65504.0, -65504.0], np.float16)
+
+    assert np.array_equal(there_and_back(tensor, "int8"), tensor)
 
 
 def test_a_codec_that_the_row_does_not_have_is_not_believed() -> None:

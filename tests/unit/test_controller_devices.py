@@ -357,3 +357,17 @@ def test_a_write_that_fails_never_happened(bench: Bench) -> None:
         raise RuntimeError
     with pytest.raises(NotFound):
         bench.devices.get("half")
+
+
+def test_a_claimed_device_that_has_not_come_yet_is_known(tmp_path: Path) -> None:
+    """It is shown as claimed, and a deployment to it says that it has not enrolled: not that there is none."""
+    bench = Bench(tmp_path)
+    bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi4"))
+    found = bench.devices.open_claim("cam")
+    assert found is not None and found.device == "cam"
+    assert bench.devices.open_claim("other") is None
+    with pytest.raises(Conflict, match="cam has not enrolled yet"):
+        bench.devices.select(["cam"])
+    bench.enrol("cam")
+    assert bench.devices.open_claim("cam") is None
+    assert [device.name for device in bench.devices.select(["cam"])] == ["cam"]

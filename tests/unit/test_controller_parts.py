@@ -28,10 +28,12 @@ from edgesplit_controller.refusals import Conflict, Forbidden, unknown
 from edgesplit_controller.registry import LoadedModel, Registry
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 from edgesplit_controller.up import offload_arguments
+from edgesplit_partitioner import load_costs
 from edgesplit_partitioner.costs import CodecCost, TensorCost
 from edgesplit_partitioner.loss import CodecLoss
 from edgesplit_partitioner.measure import Samples
 from edgesplit_partitioner.measure_codecs import CodecMeasure, CodecMeasures
+from edgesplit_partitioner.measure_slices import SliceTime, Whole
 from edgesplit_partitioner.trace import LayerTime
 from unit.registry_bench import Bench, a_model, npz
 
@@ -280,9 +282,10 @@ class CountingMeasure:
         sizes = {name: TensorCost(bytes=tensor.bytes) for name, tensor in loaded.graph.tensors.items()}
         return Samples(tensors=sizes, frame_bytes=0, count=len(samples), basis="invented")
 
-    def slices(self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]) -> float:
+    def slices(self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]) -> Whole:
         self.slices_asked.append([*groups])
-        return 0.5
+        one = SliceTime(layers=tuple(groups[0]), median_s=0.001, p95_s=0.002, summed_s=0.002)
+        return Whole(slices=(one,), factor=0.5)
 
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasures:
         self.asked.append(f"codecs on {len(samples)} samples, labels {list(labels)}")
@@ -310,7 +313,36 @@ def test_a_plan_counts_what_its_slices_take_whole_measured_once_per_table(tmp_pa
 
     planning.profile(model)
     planning.plan(model, "raspberrypi4", parse_link("lte"), wish)
-    assert len(measure.slices_asked) == 2
+    assert len(measure.slices_asked) == 3
+
+
+def test_a_profile_was_no_costs_file_and_measured_no_slice_whole(tmp_path: Path) -> None:
+    """What `edgectl profile --json` writes is what `edgectl plan` reads; the slices that plans choose are in it, and
+    this machine's seconds are theirs."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    told = planning.profile(model, device_class="raspberrypi4")
+    costs = load_costs(told)
+
+    assert costs.device_class == "raspberrypi4" and "slices measured whole" in costs.basis["cloud"]
+    assert [layer.seconds["cloud"] for layer in costs.layers] == pytest.approx([0.0005] * 4)
+    assert [layer["p95_s"] for layer in told["layers"]] == [0.002] * 4
+    assert told["slices"][0]["p95_s"] == 0.002 and told["notes"] == []
+    (groups,) = measure.slices_asked
+    assert {name for group in groups for name in group} == {layer.name for layer in costs.layers}
+
+
+def test_the_costs_that_the_command_line_plans_with_were_sums_over_layers(tmp_path: Path) -> None:
+    """`edgectl plan MODEL` gets this machine's seconds as chosen slices take them whole; measured once."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    whole = planning.costs(model, "raspberrypi4", tiers={"edge": "jetson-nano"}, whole=True)
+
+    assert [layer.seconds["cloud"] for layer in whole.layers] == pytest.approx([0.0005] * 4)
+    assert planning.costs(model, "raspberrypi4", tiers={"edge": "jetson-nano"}, whole=True) == whole
+    assert len(measure.slices_asked) == 1
 
 
 def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path: Path) -> None:
@@ -341,7 +373,9 @@ def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_pat
     lossy = Wish(limits={"max_loss": 0.005})
     archives = [npz(image=np.full((1, 3, 16, 16), value, np.float32)) for value in range(2)]
     bench.registry.add_samples(model, tensors=archives[:1])
-    planning.plan(model, "raspberrypi4", parse_link("3g"), lossy)
+    with pytest.raises(UsageError, match=r"two samples at least.*not 1"):
+        planning.plan(model, "raspberrypi4", parse_link("3g"), lossy)
+    assert "two samples at least" in planning.profile(model, codecs=True)["notes"][0]
     bench.registry.add_samples(model, tensors=archives[1:])
     planning.plan(model, "raspberrypi4", parse_link("3g"), Wish())
     assert not [asked for asked in measure.asked if "codecs" in asked]
@@ -358,3 +392,16 @@ def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_pat
     told = planning.profile(model, codecs=True)["codecs"]
     assert measure.asked[-1] == "codecs on 2 samples, labels [1, None]"
     assert {one["codec"] for one in told} == {"int8"} and all(one["confirmed_loss"] == 0.001 for one in told)
+
+
+@pytest.mark.parametrize("host", ["hub.local", "hub", "10.0.0.2", "fe80::1", "bücher.example", "_edge.local", "hub."])
+def test_names_and_addresses_for_devices(host: str) -> None:
+    """Whatever a device can look up or dial."""
+    assert Settings(data=Path("d"), hosts=(host,)).host == host
+
+
+@pytest.mark.parametrize("host", ["", "https://hub", "hub:8443", "10.0.0.256", "a b", "-x.local", "a..b", "x" * 300])
+def test_a_host_that_no_device_could_reach_is_refused(host: str) -> None:
+    """Before certificates are made for it and claims carry it."""
+    with pytest.raises(UsageError, match="--host"):
+        Settings(data=Path("d"), hosts=(host,))

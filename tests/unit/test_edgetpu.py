@@ -6,6 +6,9 @@ makes is not tested here.
 
 from __future__ import annotations
 
+import os
+import select
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -89,14 +92,30 @@ def test_a_half_that_the_compiler_refuses_runs_on_the_cpu(compiler: Path) -> Non
 def test_the_plan_says_what_was_done(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiler, without it, and for a model that no compiler takes; other devices say nothing of it."""
     coral = load_profile(CORAL)
-    assert "compiled per cut by edgetpu_compiler" in edgetpu.basis(coral, "tflite")["device"]
-    assert "only int8 TFLite models" in edgetpu.basis(coral, "onnx")["device"]
+    model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
+    assert "compiled per cut by edgetpu_compiler" in edgetpu.note(coral, model.graph, "tflite")
+    assert "only int8 TFLite models" in edgetpu.note(coral, floats.graph, "tflite")
+    assert "only int8 TFLite models" in edgetpu.note(coral, model.graph, "onnx")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "edgetpu_compiler is not on the PATH" in edgetpu.basis(coral, "tflite")["device"]
-    assert edgetpu.basis(load_profile("raspberrypi4"), "tflite") == {}
+    assert "edgetpu_compiler is not on the PATH" in edgetpu.note(coral, model.graph, "tflite")
+    assert edgetpu.note(load_profile("raspberrypi4"), model.graph, "tflite") == ""
     slices, rows = halves()
-    model = tflite_models.prepared("quantised")
     assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
+
+
+def test_a_model_on_an_idle_edge_tpu_was_planned_as_if_it_ran_there(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the compiler, or with a model that it does not take, the host's processor runs it and predicts it."""
+    coral, host = load_profile(CORAL), load_profile("raspberrypi4")
+    model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
+
+    assert edgetpu.runs_on(coral, model.graph, "tflite") == coral
+    assert edgetpu.runs_on(coral, floats.graph, "tflite").rates == host.rates
+    monkeypatch.setenv("PATH", "/nowhere")
+    idle = edgetpu.runs_on(coral, model.graph, "tflite")
+    assert idle.rates == host.rates and idle.name == CORAL
+    assert edgetpu.runs_on(host, model.graph, "tflite") == host
 
 
 def test_a_release_carries_what_was_compiled(compiler: Path) -> None:
@@ -156,3 +175,30 @@ def test_without_an_edge_tpu_the_slice_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tflite, "EDGE_TPU_LIBRARY", "no-such-library.so")
     with pytest.raises(ModelRefused, match="no Edge TPU runs it here"):
         LiteRtRuntime().load(whole_slice(model), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exit 3", "kill -9 $$", "true", 'head -c 100000 /dev/urandom > "$3/half_edgetpu.tflite"', "yes"],
+    ids=["fails", "dies", "writes nothing", "writes garbage", "never ends and talks"],
+)
+def test_a_compiler_that_misbehaves_leaves_the_half_to_the_cpu(
+    compiler: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the compiler does, the plan goes on with the CPU slices."""
+    (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\n{script}\n")
+    monkeypatch.setattr(edgetpu, "TIMEOUT_S", 1.0)
+    assert edgetpu.compiled_file(tflite_models.quantised()) is None
+
+
+def test_what_a_hanging_compiler_started_ends_with_it(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is a script that waits for another program: both are gone."""
+    note = tmp_path / "started"
+    (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {note}\nwait\n")
+    monkeypatch.setattr(edgetpu, "TIMEOUT_S", 1.0)
+    assert edgetpu.compiled_file(tflite_models.quantised()) is None
+    with suppress(ProcessLookupError):  # else it is gone already
+        started = os.pidfd_open(int(note.read_text()))
+        assert select.select([started], [], [], 20)[0]

@@ -219,9 +219,9 @@ def test_cuts_and_limits_have_words() -> None:
     spread = {"device": 1, "edge": 1, "cloud": 1}
     three = msgspec.structs.replace(found.best, cut=spread, last={"device": "a", "edge": "b"})
     assert cut_told(tuple(spread), three) == "device up to a, edge up to b, cloud the rest"
-    assert limit_told("memory_bytes=1048576") == "--memory 1.0 MiB"
-    assert limit_told("deadline_s=0.1") == "--deadline 100.0 ms"
-    assert limit_told("energy_joules=0.5") == "--energy 0.5 J"
+    assert limit_told("memory_bytes=1048576") == "--memory 1MiB"
+    assert limit_told("deadline_s=0.1") == "--deadline 100ms"
+    assert limit_told("energy_joules=0.5") == "--energy 500mJ"
     assert limit_told("keep_raw_input") == "--keep-raw-input"
 
 

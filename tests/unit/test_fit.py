@@ -100,3 +100,14 @@ def test_too_few_points_and_wrong_sizes_are_refused(fit: OperatorFit) -> None:
 def test_an_interval_always_holds_the_prediction() -> None:
     """Even where all residuals lie on one side."""
     assert interval([0.1, 0.2, 0.3])[0] == 1.0 and interval([-0.1, -0.2])[1] == 1.0
+
+
+@pytest.mark.parametrize("trend", [(900.0,), (-900.0,), (1e308, 1e308)])
+def test_a_fit_that_went_astray_overflowed(trend: tuple[float, ...]) -> None:
+    """Seconds of a file that somebody made up are absurd, but they are numbers above nothing."""
+    sizes = (1.0,) * (len(trend) - 1)
+    made = OperatorFit(
+        family="x", centre=sizes, scale=sizes, lowest=sizes, highest=sizes, trend=trend, low=0.5, high=2.0
+    )
+
+    assert 0 < Fitted(made, ["elements"] * len(sizes)).seconds([7.0] * len(sizes)) < 1e9

@@ -170,3 +170,12 @@ def test_a_model_above_two_gigabytes(tmp_path: Path) -> None:
     slices = cut_slices(prepared, prepared.graph, atoms(prepared.graph, sets), None)
     live = tiny.run_chain(tmp_path, prepared, slices, {"x0": np.ones((1, width), np.float32)})
     np.testing.assert_allclose(live["x3"], np.ones((1, width)), rtol=1e-3)
+
+
+def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A data file that is a link to elsewhere would send what the link leads to."""
+    data = folder / "weights" / "all.data"
+    secret = data.rename(tmp_path_factory.mktemp("elsewhere") / "secret")
+    data.symlink_to(secret)
+    with pytest.raises(UsageError, match=r"weights/all\.data.*a link to outside of its folder.*cp -L"):
+        bundle.read(folder)

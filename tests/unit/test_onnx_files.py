@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import subprocess
 import sys
 import zipfile
 
@@ -13,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit_partitioner import optimise
+from edgesplit_partitioner import bundle, optimise
 from edgesplit_partitioner.onnx_model import prepare_model
 from unit import onnx_models as tiny
 
@@ -202,3 +203,74 @@ def test_a_whole_number_that_is_bound_decides_its_branch() -> None:
     ]
     with pytest.raises(UsageError, match="no such dimension"):
         prepare_model(raw, {"n": 6, "speed": 3})
+
+
+def test_nodes_of_one_name_are_told_apart() -> None:
+    """onnxruntime refuses two nodes of one name; names mean nothing to the answer, so the model is cut all the same."""
+    node = helper.make_node
+    raw = tiny.build(
+        [node("Sin", ["x"], ["a"], name="n"), node("Cos", ["a"], ["b"], name="n"), node("Neg", ["b"], ["y"])],
+        [tiny.value("x", [2])],
+        [tiny.value("y", [2])],
+    )
+    assert [layer.name for layer in prepare_model(raw).graph.layers] == ["sin1", "cos1", "neg1"]
+
+
+def test_an_output_listed_twice_is_one_output() -> None:
+    """Answers go by name."""
+    ends = [tiny.value("x", [2])], [tiny.value("y", [2]), tiny.value("y", [2])]
+    model = prepare_model(tiny.build([helper.make_node("Sin", ["x"], ["y"])], *ends))
+    assert [one.name for one in model.outputs] == ["y"]
+
+
+def test_folding_makes_no_gigabytes() -> None:
+    """A model of a few bytes whose constant would fill 1.2 GB keeps the operator that makes it."""
+    node = helper.make_node
+    raw = tiny.build(
+        [
+            node("ConstantOfShape", ["shape"], ["ones"], value=tiny.scalar("one", 1, np.float32)),
+            node("Add", ["x", "ones"], ["sum"]),
+            node("ReduceMax", ["sum"], ["y"], keepdims=0),
+        ],
+        [tiny.value("x", [1])],
+        [tiny.value("y", [])],
+        [tiny.ints("shape", 300_000_000)],
+    )
+    one = onnx.load_model_from_string(raw)
+    one.graph.node[0].attribute[0].t.dims.append(1)
+    assert len(prepare_model(one.SerializeToString()).raw) < 10_000
+
+
+def test_a_tensor_that_no_request_could_carry_is_refused() -> None:
+    """Inputs of 2^60 elements can be declared, and never fed."""
+    ends = [tiny.value("x", [2**30, 2**30])], [tiny.value("y", [2**30, 2**30])]
+    with pytest.raises(ModelRefused, match=r"'x' has 4611686018427387904 bytes"):
+        prepare_model(tiny.build([helper.make_node("Sin", ["x"], ["y"])], *ends))
+
+
+def test_weights_inside_a_function_cannot_name_other_files() -> None:
+    """A constant in a model's own function that says its bytes are in a file of this machine is refused unread."""
+    leak = helper.make_node("Constant", [], ["k"])
+    place = leak.attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
+    place.t.CopyFrom(onnx.TensorProto(data_type=TensorProto.UINT8, dims=[8]))
+    bundle.point_to(place.t, "/etc/hostname", 0, 8)
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    nodes = [leak, helper.make_node("Cast", ["k"], ["f"], to=1), helper.make_node("Add", ["a", "f"], ["c"])]
+    function = helper.make_function("own", "Leak", ["a"], ["c"], nodes, sets[:1])
+    graph = helper.make_graph(
+        [helper.make_node("Leak", ["x"], ["y"], domain="own")], "g", [tiny.value("x", [8])], [tiny.value("y", [8])]
+    )
+    model = helper.make_model(graph, functions=[function], opset_imports=sets, ir_version=8)
+    with pytest.raises(ModelRefused, match=r"'/etc/hostname'.*which was not given"):
+        prepare_model(model.SerializeToString())
+
+
+def test_a_smaller_limit_of_the_callers_holds() -> None:
+    """Where the process may already use less address space than a model's child, the child takes that, and works."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
+        "from edgesplit_partitioner.onnx_model import prepare_model\n"
+        "print(len(prepare_model(sys.stdin.buffer.read()).graph.layers))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=tiny.chain(), capture_output=True, check=True)
+    assert int(done.stdout) == len(tiny.prepared("chain").graph.layers)

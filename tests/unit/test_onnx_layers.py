@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import FRAME, INPUT_LAYER, parse_input_spec
@@ -167,3 +168,32 @@ def test_closed_sets_are_checked_by_name() -> None:
 
     with pytest.raises(UsageError, match=r"'conv1' .* 'stem/Conv'"):
         atoms(tiny.prepared("chain").graph, [frozenset({"conv1"})])
+
+
+def test_random_numbers_inside_a_loop_are_drawn_once() -> None:
+    """A loop over constants that draws random numbers is a layer: as a constant it would be drawn again by every layer
+    that reads it."""
+    node = helper.make_node
+    body = helper.make_graph(
+        [
+            node("Identity", ["go"], ["on"]),
+            node("RandomNormal", [], ["drawn"], shape=[2]),
+            node("Add", ["v", "drawn"], ["w"]),
+        ],
+        "body",
+        [tiny.value("i", [], TensorProto.INT64), tiny.value("go", [], TensorProto.BOOL), tiny.value("v", [2])],
+        [tiny.value("on", [], TensorProto.BOOL), tiny.value("w", [2])],
+    )
+    raw = tiny.build(
+        [
+            node("Loop", ["times", "", "start"], ["n"], body=body),
+            node("Add", ["x", "n"], ["a"]),
+            node("Sub", ["a", "n"], ["y"]),
+        ],
+        [tiny.value("x", [2])],
+        [tiny.value("y", [2])],
+        [tiny.scalar("times", 3, np.int64), tiny.weight("start", 2)],
+    )
+    graph = prepare_model(raw).graph
+    assert graph.layers[0].writes == ("n",)
+    assert all(layer.reads[-1] == "n" for layer in graph.layers[1:])

@@ -153,3 +153,38 @@ def test_forbidden_all_remote_is_still_shown() -> None:
     shown = {one.row.name: one for one in candidates(camera(), LINKS, {"keep_raw_input": True})}
     assert not shown["remote"].allowed and not shown["remote"].in_table
     assert shown["cut-1"].best and shown["local"].allowed
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"keep_first": 4}, "keep_first=2"),
+        ({"force": "device"}, "no force=device"),
+        ({"force": "cloud", "keep_raw_input": True}, "no keep_raw_input; no force=cloud"),
+        ({"force": "cloud", "keep_first": 3}, "no force=cloud"),
+        ({"keep_first": 4, "deadline_s": 100.0}, "keep_first=2"),
+    ],
+)
+def test_limits_on_places_in_conflict_say_what_would_do(limits: dict[str, Any], says: str) -> None:
+    """The least relaxation of each, and it does; a limit on a sum beside them is counted in."""
+    both = ["device", "cloud"]
+    layers = [
+        {
+            "name": f"l{i}",
+            "reads": [f"t{i}"],
+            "writes": {f"t{i + 1}": {"bytes": 5}},
+            "seconds": {"device": 0.1, "cloud": 0.1},
+            "tiers": ["cloud"] if i == 2 and limits.get("force") != "cloud" else both,
+        }
+        for i in range(5)
+    ]
+    costs = load_costs(
+        {"model": "m", "tiers": both, "inputs": {"t0": {"bytes": 3}}, "outputs": ["t5"], "layers": layers}
+    )
+    link = {"device-cloud": Link(up_bytes_per_s=1.0, down_bytes_per_s=1.0, rtt_s=0.0)}
+    with pytest.raises(InfeasibleLimits, match=f"Enough would be, the other limits kept: .*{says}"):
+        plan(costs, link, limits=limits)
+    if "keep_first" in says:
+        assert plan(costs, link, limits={**limits, "keep_first": 2}).cut["device"] == ("l0", "l1")
+        with pytest.raises(InfeasibleLimits):
+            plan(costs, link, limits={**limits, "keep_first": 3})

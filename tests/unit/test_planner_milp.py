@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,19 @@ def test_a_deadline_nobody_keeps_is_refused_with_the_one_that_would_do() -> None
     assert device_layers(deadline_s=0.7, max_loss=0.01) == ("conv",)
 
 
+@pytest.mark.parametrize("tenths", range(10))
+def test_what_would_do_does_as_it_stands(tenths: int) -> None:
+    """Rounded to six digits it once fell short of the least, and the answer to its own advice was the same refusal."""
+    seconds = 1.347990 + tenths * 1e-7
+    ends: dict[str, Any] = {"model": "m", "tiers": ["device", "cloud"], "inputs": {}, "outputs": []}
+    costs = load_costs(ends | {"layers": [{"name": "a", "reads": [], "writes": {}, "seconds": {"device": seconds}}]})
+    with pytest.raises(LimitsInConflict) as refused:
+        plan(costs, LINKS, limits={"deadline_s": 1.0})
+    told = float(re.findall(r"deadline_s=(\S+) instead", str(refused.value))[0])
+    assert told == pytest.approx(seconds, rel=1e-5)
+    assert plan(costs, LINKS, limits={"deadline_s": told}).seconds == seconds
+
+
 def test_loss_allowed_but_too_small_names_both_limits() -> None:
     """Each with what it would have to be, the other kept."""
     with pytest.raises(LimitsInConflict) as refused:
@@ -86,6 +100,22 @@ def test_the_first_layers_give_way_to_memory() -> None:
         device_layers(keep_first=2, memory_bytes=45_000, fallback="none")
     assert set(refused.value.conflict) == {"keep_first=2", "memory_bytes=45000"}
     assert "keep_first=1" in str(refused.value)
+
+
+def test_several_conflicts_at_once_are_told_with_what_would_do_together() -> None:
+    """Relaxing one of them would not be enough; all that is named together is, and no part of it can be left out."""
+    impossible = {"deadline_s": 0.01, "energy_joules": 0.001, "fallback": "none"}
+    with pytest.raises(LimitsInConflict) as refused:
+        device_layers(**impossible)
+    found = {one.name.partition("=")[0]: one.least for one in refused.value.together}
+    assert set(found) == {"deadline_s", "energy_joules"}
+    assert "is not enough" not in str(refused.value)
+    assert "Enough would be, together: " in str(refused.value)
+    enough = {name: least * (1 + 1e-6) for name, least in found.items() if least is not None}
+    device_layers(**impossible | enough)
+    for name in found:
+        with pytest.raises(LimitsInConflict):
+            device_layers(**impossible | enough | {name: impossible[name]})
 
 
 def test_energy_needs_joules() -> None:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from brute_force_limits import Instance, Trial, every_trial, keeps, random_instance
@@ -128,6 +129,27 @@ def is_same(instance: Instance, trial: Trial, found: Assignment) -> bool:
     )
 
 
+def check_together(
+    label: str, instance: Instance, limits: Limits, trials: list[Trial], refused: LimitsInConflict
+) -> None:
+    """All that is named would do at once, each value is the least beside those before it, and none can be left out."""
+    aside = [one.name.partition("=")[0] for one in refused.together]
+    if not aside:
+        return
+    assert len(aside) > 1, label
+    kept, relaxed = set(limits.as_text()) | {"fallback"}, limits
+    kept -= set(aside)
+    for name, one in zip(aside, refused.together, strict=True):
+        assert one.name in str(refused) and one.text in str(refused), label
+        if name not in SUMS:
+            continue
+        possible = [trial.figure(name, limits.fallback) for trial in trials if keeps(trial, instance, relaxed, kept)]
+        assert one.least == pytest.approx(min(possible), rel=EXACT, abs=1e-12), (label, name)
+        relaxed = msgspec.structs.replace(relaxed, **{name: (one.least or 0.0) * (1 + EXACT)})
+        kept |= {name}
+    assert any(keeps(trial, instance, relaxed, kept) for trial in trials), label
+
+
 def check_conflict(
     label: str, instance: Instance, objective: str | Mapping[str, float], limits: Limits, trials: list[Trial]
 ) -> None:
@@ -144,10 +166,11 @@ def check_conflict(
     for name in fields:
         rest = [other for other in fields if other != name]
         assert any(keeps(trial, instance, limits, rest) for trial in trials), (label, fields, name)
+    check_together(label, instance, limits, trials, refused.value)
     for one in refused.value.relaxations:
         name = one.name.partition("=")[0]
         others = [trial for trial in trials if keeps(trial, instance, limits, asked - {name})]
-        assert one.name in str(refused.value) and one.text in str(refused.value), label
+        assert refused.value.together or (one.name in str(refused.value) and one.text in str(refused.value)), label
         if name in SUMS:
             least = min((trial.figure(name, limits.fallback) for trial in others), default=None)
             assert one.least == (None if least is None else pytest.approx(least, rel=EXACT, abs=1e-12)), (label, name)

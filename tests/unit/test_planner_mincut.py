@@ -39,6 +39,14 @@ def test_small_charges_count_beside_large_ones() -> None:
         assert bool(found.source_side[0]) is side
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_forbidden_arc_is_never_cut_where_the_known_cut_is_the_least(exact: bool) -> None:
+    """Its charge a power of two, that cut was scaled to the very capacity that stood for infinity."""
+    only = np.array([1, 1], bool)
+    found = two_nodes().minimum(charges([np.inf, 0.0], [0.5, 0.0], [0.0, np.inf]), only, exact=exact)
+    assert found.source_side[0] and found.lower_bound == 0.5
+
+
 def test_equal_cuts_are_decided_by_the_next_charge() -> None:
     """Of two cuts at one price the tie charge decides, and without one the wider source side is taken."""
     equal = charges([1.0, 1.0], [1.0, 1.0], [5.0, np.inf])
@@ -72,6 +80,24 @@ def test_a_deep_graph_is_proven_too() -> None:
     found = plan(costs, {"device-cloud": {"up_bytes_per_s": 2e5, "down_bytes_per_s": 1e6, "rtt_s": 0.01}})
     assert 0 < len(found.cut["device"]) < 2000
     assert found.certificate.gap < 1e-12
+
+
+def test_a_large_input_leaves_no_rounding_in_a_chain() -> None:
+    """Nanoseconds after a million seconds: running sums once hid a thousandth of the answer, and of its bound."""
+    link = {"up_bytes_per_s": 1.0, "down_bytes_per_s": 1.0, "rtt_s": 0.0}
+    layer = {"name": "a", "reads": ["i"], "writes": {"t": {"bytes": 7}}, "seconds": {"device": 1.3e-9, "cloud": 0.0}}
+    last = {"name": "b", "reads": ["t"], "writes": {"o": {"bytes": 1}}, "seconds": {"device": 0.0, "cloud": 0.0}}
+    costs = load_costs(
+        {
+            "model": "chain",
+            "tiers": ["device", "cloud"],
+            "inputs": {"i": {"bytes": 1_234_567}},
+            "outputs": ["o"],
+            "layers": [layer, last],
+        }
+    )
+    found = plan(costs, {"device-cloud": link})
+    assert found.seconds == found.certificate.lower_bound == 1.3e-9
 
 
 def lines(*pairs: tuple[float, float]) -> list[Line[int]]:
@@ -108,6 +134,16 @@ def test_exploring_finds_every_line_by_asking_2k_minus_1_times() -> None:
 
     assert [line.what for line in explore(lowest, some[0], some[4])] == [0, 1, 2, 3, 4]
     assert len(asked) == 7
+
+
+def test_a_line_as_steep_as_one_found_inexactly_replaces_it() -> None:
+    """Far out `lowest` may be off by more than the lines at x = 0 are apart; what it then misses is found nearer by."""
+    steep, good, poor, flat = lines((1.0, 100.0), (1.000001, 99.0), (1.00001, 99.0), (900.0, 1.0))
+
+    def lowest(x: float, *_: Line[int]) -> Line[int]:
+        return poor if x > 1 else min((steep, good, flat), key=lambda line: line.at(x))
+
+    assert good in explore(lowest, steep, flat)
 
 
 def test_thinning_takes_what_is_missed_least() -> None:

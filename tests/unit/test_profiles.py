@@ -109,6 +109,7 @@ FIGURE = {"value": 1.0, "basis": "assumption", "source": "because it is an examp
         ({"idle_watts": {**FIGURE, "value": float("inf")}}, "not a finite number"),
         ({"idle_watts": {"value": 1, "basis": "assumption"}}, "source"),
         ({"idle_watts": {**FIGURE, "source": "mine"}}, r"idle_watts\.source"),
+        ({"idle_watts": {**FIGURE, "source": " " * 20}}, "idle_watts has no source"),
         ({"idle_watts": {**FIGURE, "basis": "guess"}}, r"idle_watts\.basis"),
         ({"idle_watts": {**FIGURE, "value": 99.0}}, "active_watts is below idle_watts"),
         ({"name": "my.board"}, "not a name"),
@@ -117,6 +118,8 @@ FIGURE = {"value": 1.0, "basis": "assumption", "source": "because it is an examp
         ({"error": {**FIGURE, "low": 0.5, "high": 0.9, "coverage": 0.9}}, "error"),
         ({"fit": {"operators": []}}, "fit"),
         ({"turbo": True}, "turbo"),
+        ({"host": "toaster"}, "host 'toaster'"),
+        ({"host": "raspberrypi4"}, "host 'raspberrypi4'"),
         ({"format": "edgesplit.device-profile/9"}, "format"),
     ],
 )
@@ -168,6 +171,10 @@ def test_a_calibrated_profile_carries_its_fit() -> None:
         ({"trend": [float("nan"), 1.0]}, "cannot be"),
         ({"width": 0.0}, "cannot be"),
         ({"low": -1.0}, "low"),
+        ({"low": 2.0, "high": 0.1}, "cannot be"),
+        ({"points": [[0.0]]}, "cannot be"),
+        ({"lowest": [-1.0]}, "cannot be"),
+        ({"highest": [0.0]}, "cannot be"),
         ({"code": "import os"}, "code"),
     ],
 )
@@ -177,13 +184,33 @@ def test_a_fit_that_cannot_be_is_refused(changes: dict[str, object], said: str) 
         parse_profile(text_with(fit={**FIT, "operators": [{**LINE, **changes}]}), "mine")
 
 
+BOMB = "a: &a [1, 1, 1, 1]\nb: &b [*a, *a, *a, *a]\nfit: {operators: [*b, *b, *b, *b]}\n"
+WRONG_VALUES = ["a: !!int x", "a: !!timestamp x", "a: 2026-13-45", "a: 0x_", "a: !!binary x"]
+
+
 @pytest.mark.parametrize(
-    "text", ["", "- 1\n", "{", "!!python/object/apply:os.system ['true']", "a: &a [*a]", "x" * 270_000, "[" * 5_000]
+    "text", ["", "- 1\n", "{", "!!python/object/apply:os.system ['true']", "a: &a [*a]", BOMB, "[" * 5_000]
 )
-def test_what_is_no_profile_is_refused(text: str) -> None:
+@pytest.mark.parametrize("tail", ["", "x" * 270_000])
+def test_what_is_no_profile_is_refused(text: str, tail: str) -> None:
     """Other YAML, broken YAML, YAML that would run code, and files without end are refused, never executed."""
     with pytest.raises(UsageError, match="device profile mine"):
+        parse_profile(text + tail, "mine")
+
+
+@pytest.mark.parametrize("text", WRONG_VALUES)
+def test_a_value_that_yaml_cannot_make_was_a_traceback(text: str) -> None:
+    """A date without such a month, a number that is none: PyYAML raises what it likes, users read a refusal."""
+    with pytest.raises(UsageError, match="device profile mine"):
         parse_profile(text, "mine")
+
+
+def test_aliases_are_refused_by_name() -> None:
+    """A few kilobytes of aliases stand for gigabytes; whoever used one to save a line is told what to do."""
+    text = text_with().replace("basis: assumption", "basis: &a assumption", 1)
+
+    with pytest.raises(UsageError, match=r"aliases \(\*a\) are not taken"):
+        parse_profile(text + "again: *a\n", "mine")
 
 
 def test_a_file_that_cannot_be_read_is_a_users_error(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from PIL import Image
 
 from edgesplit.errors import UsageError
@@ -223,3 +224,28 @@ def test_plan_of_another_cut_is_refused(row: Row, reason: str) -> None:
     slices = cut("branches", frozenset({"stem"}))
     with pytest.raises(UsageError, match=reason):
         as_release_plan(table((row,)), slices, {})
+
+
+def test_a_length_that_a_value_decides_crosses_with_its_real_length(tmp_path: Path) -> None:
+    """Three elements, or four where the input is large, which no trial run shows: the length stays open, and a cut
+    behind it takes either."""
+    node = helper.make_node
+    raw = tiny.build(
+        [
+            node("ReduceMax", ["x"], ["most"], keepdims=0),
+            node("Greater", ["most", "limit"], ["large"]),
+            node("Cast", ["large"], ["more"], to=TensorProto.INT64),
+            node("Add", ["more", "three"], ["count"]),
+            node("Slice", ["x", "zero", "count"], ["part"]),
+            node("Sin", ["part"], ["y"]),
+        ],
+        [tiny.value("x", [8])],
+        [tiny.value("y", None)],
+        [tiny.scalar("limit", 100, np.float32), tiny.ints("three", 3), tiny.ints("zero", 0)],
+    )
+    model = prepare_model(raw)
+    assert model.graph.tensors["part"].shape == (-1,)
+    names = [layer.name for layer in model.graph.layers]
+    slices = cut_slices(model, model.graph, atoms(model.graph, [frozenset(names[:-1])]), None)
+    live = tiny.run_chain(tmp_path, model, slices, {"x": np.full(8, 200, np.float32)})
+    assert live["y"].shape == (4,)

@@ -162,3 +162,22 @@ def test_the_spec_survives_a_manifest() -> None:
     _, spec = with_input_layer(model_of(1, 32), parse_input_spec("audio/pcm16 16k 32"))
     assert msgspec.json.decode(msgspec.json.encode(spec), type=InputSpec) == spec
     assert spec.shape == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("image/jpeg 64x48 scale=nan", "not a finite number"),
+        ("image/jpeg 64x48 mean=1,inf,2", "not a finite number"),
+        ("image/jpeg 64x48 std=1e400", "not a finite number"),
+        ("image/jpeg 64x48 scale=0", "a scale of 0"),
+        ("image/jpeg 64x48 scale=0/255", "a scale of 0"),
+        ("audio/pcm16 16k scale=0", "a scale of 0"),
+        ("image/jpeg 64x48 q85 32x24", "'32x24' says the height a second time"),
+        ("image/jpeg 64x48 rgb bgr", "'bgr' says the colour a second time"),
+    ],
+)
+def test_a_spec_that_leaves_nothing_of_the_input_was_taken(text: str, said: str) -> None:
+    """Not a number, nothing at all, or two things at once: told before a model is pushed with it."""
+    with pytest.raises(UsageError, match=said):
+        parse_input_spec(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 
+import flatbuffers
 import pytest
 
 from edgesplit.errors import EdgeError, ModelRefused, UsageError
@@ -133,3 +134,50 @@ def test_input_spec_feeds_an_nhwc_model() -> None:
 def test_raw_input_stays_in_sight_through_padding() -> None:
     """Padding moves the picture only; what a convolution made of it is no longer raw."""
     assert tflite_models.prepared("chain").graph.raw == {"image"}
+
+
+@pytest.mark.parametrize(
+    ("operators", "outputs", "reason"),
+    [
+        ([("COS", "a", "y"), ("TANH", "x", "a")], ["y"], "'a' is read before it is computed"),
+        ([("COS", "a", "b"), ("TANH", "b", "a"), ("TANH", "a", "y")], ["y"], "'a' is read before it is computed"),
+        ([("COS", "x", "a"), ("TANH", "x", "a"), ("TANH", "a", "y")], ["y"], "'a' is written twice"),
+        ([("COS", "x", "a"), ("TANH", "a", "x"), ("TANH", "x", "y")], ["y"], "'x' is written twice"),
+        ([("COS", "x", "a")], ["y"], "'y' is computed by no operator"),
+    ],
+    ids=["later", "circle", "twice", "input", "never"],
+)
+def test_operators_out_of_order_are_refused(
+    operators: list[tuple[str, str, str]], outputs: list[str], reason: str
+) -> None:
+    """LiteRT would read whatever lies in memory, and a cut would read something else."""
+    with pytest.raises(ModelRefused, match=reason):
+        prepare_model(tflite_models.ordered(operators, outputs))
+
+
+def test_state_as_an_output_is_refused() -> None:
+    """A variable tensor that the file lists among its outputs belongs to no slice."""
+    raw = tflite_models.ordered([("COS", "x", "y")], ["y", "b"], variable="b")
+    with pytest.raises(ModelRefused, match="'b' is state that LiteRT keeps"):
+        prepare_model(raw)
+
+
+def test_a_graph_without_tensors_is_refused() -> None:
+    """An operator that names tensors of a list that is missing."""
+    model = read_model(tflite_models.chain())
+    model.subgraphs[0].tensors = None
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    with pytest.raises(ModelRefused, match="uses a tensor that is not there"):
+        prepare_model(bytes(builder.Output()))
+
+
+def test_tensors_larger_than_memory_are_refused() -> None:
+    """A shape of 2^60 elements, which LiteRT refuses without a word."""
+    model = read_model(tflite_models.free_batch())
+    for tensor in model.subgraphs[0].tensors:
+        tensor.shape, tensor.shapeSignature = [2**30, 2**30], None
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    with pytest.raises(ModelRefused, match="larger than memory"):
+        prepare_model(bytes(builder.Output()))

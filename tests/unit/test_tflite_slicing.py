@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgesplit.limits import LIMITS
@@ -173,3 +174,21 @@ def test_weights_are_aligned() -> None:
     stored = [buffer.data for buffer in read_model(raw).buffers if buffer.data is not None]
     assert len(stored) == 10
     assert all(raw.index(data.tobytes()) % 64 == 0 for data in stored if data.size > 32 and data.any())
+
+
+def test_a_length_that_a_value_decides_crosses_with_its_real_length(tmp_path: Path) -> None:
+    """Both trial runs show three elements; with four, a cut behind them takes four, and its manifest allows it."""
+    model = prepare_model(tflite_models.sized_by_value())
+    assert model.graph.tensors["part"].shape == (-1,)
+    names = [layer.name for layer in model.graph.layers]
+    slices = cut_slices(model, model.graph, atoms(model.graph, [frozenset(names[:-1])]), None)
+    assert slices[1].slice.inputs[0].shape == (-1,)
+    live = run_chain(tmp_path, model, slices, {"x": np.full(8, 200, np.float32)})
+    assert live["y"].shape == (4,)
+
+
+def test_random_numbers_inside_a_loop_are_drawn_once() -> None:
+    """A loop over constants that draws random numbers is a layer of its own, not part of each that reads it."""
+    graph = prepare_model(tflite_models.drawing_in_a_loop()).graph
+    assert graph.layers[0].writes == ("n",)
+    assert all("n" in layer.reads for layer in graph.layers[1:])

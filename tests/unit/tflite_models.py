@@ -324,3 +324,57 @@ def run_whole(raw: bytes, feeds: Mapping[str, Array], folder: Path) -> dict[str,
     path.write_bytes(raw)
     interpreter, _ = open_interpreter(path)
     return invoke(interpreter, feeds)
+
+
+def ordered(operators: Sequence[tuple[str, str, str]], outputs: Sequence[str], variable: str = "") -> bytes:
+    """Elementwise operators as they are listed, each from one of the tensors x, a, b, y to another."""
+    model = Model()
+    graph = Graph(model)
+    for name in ("x", "a", "b", "y"):
+        graph.tensor(name, 2, 3, variable=name == variable)
+    for kind, reads, writes in operators:
+        graph.operator(kind, [reads], [writes])
+    graph.ends(["x"], outputs)
+    return model.file()
+
+
+def sized_by_value() -> bytes:
+    """Three elements, or four where the input is large, which no trial run shows."""
+    model = Model()
+    graph = Graph(model)
+    graph.tensor("x", 8).tensor("axis", values=np.array([0], np.int32)).tensor("sum").tensor("large", kind=BOOL)
+    graph.tensor("limit", values=np.array(1000, np.float32)).tensor("more", kind=INT32).tensor("count", 1, kind=INT32)
+    graph.tensor("three", values=np.array([3], np.int32)).tensor("zero", values=np.array([0], np.int32))
+    graph.tensor("part", 3, free=(-1,)).tensor("y", 3, free=(-1,))
+    cast = schema.CastOptionsT()
+    cast.inDataType, cast.outDataType = BOOL, INT32
+    graph.operator("SUM", ["x", "axis"], ["sum"], schema.ReducerOptionsT())
+    graph.operator("GREATER", ["sum", "limit"], ["large"], schema.GreaterOptionsT())
+    graph.operator("CAST", ["large"], ["more"], cast)
+    graph.operator("ADD", ["more", "three"], ["count"], schema.AddOptionsT())
+    graph.operator("SLICE", ["x", "zero", "count"], ["part"], schema.SliceOptionsT())
+    graph.operator("COS", ["part"], ["y"]).ends(["x"], ["y"])
+    return model.file()
+
+
+def drawing_in_a_loop() -> bytes:
+    """A loop over constants that adds a random tensor in each turn; two layers read what it makes."""
+    model = Model()
+    graph = Graph(model)
+    nought, one = (np.array(number, np.int32) for number in (0, 1))
+    graph.tensor("i0", values=nought).tensor("v0", values=weight("v", 2, 3)).tensor("i", kind=INT32)
+    graph.tensor("n", 2, 3).tensor("x", 2, 3).tensor("a", 2, 3).tensor("y", 2, 3)
+    turns = schema.WhileOptionsT()
+    turns.condSubgraphIndex, turns.bodySubgraphIndex = 1, 2
+    graph.operator("WHILE", ["i0", "v0"], ["i", "n"], turns)
+    graph.operator("ADD", ["x", "n"], ["a"], schema.AddOptionsT())
+    graph.operator("SUB", ["a", "n"], ["y"], schema.SubOptionsT()).ends(["x"], ["y"])
+    condition = Graph(model).tensor("i", kind=INT32).tensor("v", 2, 3).tensor("once", values=one)
+    condition.tensor("more", kind=BOOL).operator("LESS", ["i", "once"], ["more"], schema.LessOptionsT())
+    condition.ends(["i", "v"], ["more"])
+    body = Graph(model).tensor("i", kind=INT32).tensor("v", 2, 3).tensor("one", values=one).tensor("i2", kind=INT32)
+    body.tensor("shape", values=np.array([2, 3], np.int32)).tensor("drawn", 2, 3).tensor("v2", 2, 3)
+    body.operator("ADD", ["i", "one"], ["i2"], schema.AddOptionsT())
+    body.operator("RANDOM_UNIFORM", ["shape"], ["drawn"], schema.RandomOptionsT())
+    body.operator("ADD", ["v", "drawn"], ["v2"], schema.AddOptionsT()).ends(["i", "v"], ["i2", "v2"])
+    return model.file()

@@ -10,11 +10,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edgesplit.errors import UsageError
 from edgesplit.profiles import NAME, DeviceProfile, list_profiles, load_profile
-from edgesplit_cli.show import console, json_option, print_json, table
+from edgesplit_cli.quantities import Number
+from edgesplit_cli.show import can_write, console, json_option, print_json, table
 
 
 @click.command()
-@click.option("--minutes", type=float, default=3.0, show_default=True, help="How long to measure.")
+@click.option(
+    "--minutes", type=Number(0, 240, min_open=True), default=3.0, show_default=True, help="How long to measure."
+)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -47,7 +50,7 @@ def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: s
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console(), disable=as_json, transient=True) as bar:
+    with Progress(*columns, console=console(), disable=as_json or not console().is_terminal, transient=True) as bar:
         task = bar.add_task("calibrating", total=None)
         made = measure(
             name,
@@ -72,8 +75,7 @@ def _check(name: str, path: Path) -> None:
         )
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise UsageError(f"--out needs a file that ends with .yaml or .json, not {path.name!r}")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}")
+    can_write(path)
 
 
 def _print(made: DeviceProfile, path: Path, as_json: bool) -> None:
@@ -90,6 +92,4 @@ def _print(made: DeviceProfile, path: Path, as_json: bool) -> None:
     ]
     console().print(table(("operators", ">points", ">measured / predicted, 90 %"), rows, title=made.description))
     console().print(f"whole networks: {fit.whole.low:.2f} to {fit.whole.high:.2f} of the prediction, 90 % of the time")
-    console().print(
-        f"wrote [bold]{path}[/]: edgectl plan MODEL --device {path if path.parent != Path() else f'./{path}'} …"
-    )
+    console().print(f"wrote {path}: edgectl plan MODEL --device {path if path.parent != Path() else f'./{path}'} …")

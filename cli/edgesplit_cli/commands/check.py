@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
 from edgesplit_cli.local_model import open_model, read_samples
-from edgesplit_cli.show import console, json_option, print_json, size, table
+from edgesplit_cli.show import console, headed, json_option, print_json, size, table
 
 if TYPE_CHECKING:
     from edgesplit_partitioner.check import Cut, Report
@@ -65,14 +66,15 @@ def check(
 
     model = open_model(context.obj, what, input_text, bindings)
     rows = rows_of(plan_file) if plan_file else ()
+    given = read_samples(samples, model.loaded.spec, MOST_SAMPLES)
     columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=as_json, transient=True) as bar:
-        task = bar.add_task(f"checking {model.name}", total=None)
+    with Progress(*columns, disable=as_json or not console().is_terminal, transient=True) as bar:
+        task = bar.add_task(escape(f"checking {model.name}"), total=None)
         report = check_model(
             model.loaded.prepared,
             model.loaded.graph,
             model.loaded.spec,
-            samples=read_samples(samples, model.loaded.spec, MOST_SAMPLES),
+            samples=given,
             rows=rows,
             seed=seed,
             jobs=jobs,
@@ -89,7 +91,10 @@ def check(
 def rows_of(file: Path) -> tuple[Row, ...]:
     """The rows of the table in a plan's JSON."""
     try:
-        return msgspec.convert(json.loads(file.read_bytes())["table"], Plan).rows
+        read = json.loads(file.read_bytes())
+        if not isinstance(read, dict) or "table" not in read:
+            raise UsageError(f"{file} is no plan as `edgectl plan --json` prints it: it has no table")
+        return msgspec.convert(read["table"], Plan).rows
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{file} is no plan as `edgectl plan --json` prints it: {error}") from error
 
@@ -97,10 +102,8 @@ def rows_of(file: Path) -> tuple[Row, ...]:
 def print_report(name: str, report: Report) -> None:
     """The verdicts, boundary by boundary, then where no cut goes and why."""
     out = console()
-    out.print(
-        f"[bold]{name}[/]  {report.format}, {report.layers} layers of {report.operators} operators, fed with "
-        f"{report.inputs}"
-    )
+    what = f"  {report.format}, {report.layers} layers of {report.operators} operators, fed with {report.inputs}"
+    out.print(headed(name, what))
     out.print(table(("cut after", ">sends", ">tensors", "answers", "fast mode", ""), map(_row, report.cuts)))
     if report.inside:
         rows = [(one.layer, str(one.boundaries), one.why) for one in report.inside]

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 from edgesplit.errors import DeadlineExceeded
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.limits import limit_options, limits_of
 from edgesplit_cli.planned import loss_told
+from edgesplit_cli.quantities import Number
 from edgesplit_cli.show import console, json_option, print_json, table
 
 
@@ -32,7 +34,9 @@ from edgesplit_cli.show import console, json_option, print_json, table
     help="Where to; may be given several times.",
 )
 @limit_options
-@click.option("--wait", "wait_s", type=float, default=0.0, metavar="SECONDS", help="Wait until every device runs it.")
+@click.option(
+    "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
+)
 @json_option
 @click.pass_obj
 def deploy(
@@ -42,7 +46,7 @@ def deploy(
     partition: str,
     targets: tuple[str, ...],
     objective: str | dict[str, float],
-    codecs: str | None,
+    codecs: tuple[str, ...] | None,
     wait_s: float,
     as_json: bool,
     **limits: Any,
@@ -57,8 +61,8 @@ def deploy(
         "objective": objective,
     }
     if codecs:
-        body["codecs"] = codecs.split(",")
-    with console().status(f"planning, cutting and signing {model}") if not as_json else _nothing():
+        body["codecs"] = list(codecs)
+    with console().status(Text(f"planning, cutting and signing {model}")) if not as_json else _nothing():
         made = api.post("/v1/deployments", body)
     if wait_s:
         wait_for(api, made["devices"], made["release"], wait_s)

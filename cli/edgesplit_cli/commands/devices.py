@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
+from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, json_option, ms, print_json, rate, table
+from edgesplit_cli.show import can_write, console, json_option, ms, print_json, rate, table
 
 COPIED = "Give each its own: `edgectl device claim NAME`."
 STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
@@ -59,12 +61,14 @@ def claim(
     out: Path | None,
 ) -> None:
     """Make a one-time claim with which the device NAME enrols."""
+    if out is not None:
+        can_write(out)  # the claim is made only if it can be kept
     body = {
         "device": name,
         "device_class": profile,
         "link": link,
         "group": group,
-        "labels": {key: value for key, _, value in (label.partition("=") for label in labels)},
+        "labels": dict(_label(label) for label in labels),
         "expires_s": expires_s,
         "replace": replace,
     }
@@ -76,6 +80,14 @@ def claim(
     out.chmod(0o600)
     out.write_text(made)
     click.echo(f"claim for {name} in {out}: on the device, run `edgesplit-agent run --data FOLDER --claim {out}`")
+
+
+def _label(text: str) -> tuple[str, str]:
+    """Key and value; UsageError for a label without a value, which no `--to KEY=VALUE` would ever find."""
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise UsageError(f"--label {text[:60]}: write it as KEY=VALUE, as in --label room=kitchen")
+    return key, value
 
 
 @device.command("list")
@@ -110,7 +122,7 @@ def show(data: Path, name: str, as_json: bool) -> None:
         return
     out = console()
     belongs = f"link {one.get('link') or '-'}  group {one.get('group') or '-'}"
-    out.print(f"[bold]{one['name']}[/]  {_state(one)}  {one['device_class']}  {belongs}")
+    out.print(Text.assemble((one["name"], "bold"), "  ", _state(one), f"  {one['device_class']}  {belongs}"))
     for label, value in (one.get("labels") or {}).items():
         out.print(f"  {label}={value}")
     if copied := one.get("copied"):
@@ -147,13 +159,13 @@ def device_table(every: list[dict[str, Any]]) -> Any:
     return table(columns, rows)
 
 
-def _lines(one: dict[str, Any]) -> list[tuple[str, ...]]:
+def _lines(one: dict[str, Any]) -> list[tuple[str | Text, ...]]:
     """The table's lines of one device; what is no longer true is not shown."""
     live = one["state"] == "online"
     telemetry = (one.get("telemetry") or {}) if live else {}
     windows = {window["model"]: window for window in telemetry.get("models", [])}
     kind = one["device_class"] + (" (emulated)" if one.get("emulated") else "")
-    lines: list[tuple[str, ...]] = []
+    lines: list[tuple[str | Text, ...]] = []
     for model in one.get("models") or [{"model": "-", "state": "", "release": ""}]:
         window = windows.get(model["model"], {})
         running = model["model"] + (f" {model['state']}" if model["state"] not in ("running", "") else "")
@@ -191,9 +203,10 @@ def _windows(one: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def _state(one: dict[str, Any]) -> str:
+def _state(one: dict[str, Any]) -> Text:
     style = STATE_STYLE.get(one["state"], "white")
-    return f"[{style}]{one['state']}[/]" + (" [red]copied[/]" if one.get("copied") else "")
+    copied = (" copied", "red") if one.get("copied") else ""
+    return Text.assemble((one["state"], style), copied)
 
 
 def _ago(seen: float | None) -> str:

@@ -14,9 +14,12 @@ from edgesplit.client import Client
 from edgesplit.errors import UsageError
 from edgesplit.inputs import FRAME
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, json_option, ms, print_json, size
+from edgesplit_cli.local_model import arrays_in
+from edgesplit_cli.quantities import Number
+from edgesplit_cli.show import can_write, console, headed, json_option, ms, print_json, size
 
 MOST_PRINTED = 12
+MOST_DEADLINE_S = 3600.0
 
 
 @click.command()
@@ -25,7 +28,12 @@ MOST_PRINTED = 12
 @click.option("--device", default=None, help="A device of this controller whose agent runs on this machine.")
 @click.option("--url", default=None, help="The agent's address. [default: http://127.0.0.1:8600]")
 @click.option(
-    "--deadline", "deadline_s", type=float, default=5.0, show_default=True, help="Seconds until an answer is of no use."
+    "--deadline",
+    "deadline_s",
+    type=Number(0, MOST_DEADLINE_S, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Seconds until an answer is of no use.",
 )
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the outputs to this .npz file."
@@ -47,6 +55,8 @@ def infer(
         url = str(Api.of(data).get(f"/v1/devices/{device}").get("local_url") or "") or None
         if url is None:
             raise UsageError(f"{device} has not told its agent's address; is it online?")
+    if out is not None:
+        can_write(out)
     client = Client(url or "http://127.0.0.1:8600")
     answer = client.infer(model, read_inputs(client, model, source), deadline_s=deadline_s)
     if out is not None:
@@ -62,7 +72,7 @@ def infer(
         )
         return
     for name, value in answer.outputs.items():
-        console().print(f"[bold]{name}[/] {value.dtype}{list(value.shape)}  {_text(value)}")
+        console().print(headed(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
     if report:
         console().print(_how(report))
 
@@ -70,14 +80,24 @@ def infer(
 def read_inputs(client: Client, model: str, source: Path) -> dict[str, Any]:
     """What the file holds, by the name of the model's input."""
     if source.suffix == ".npz":
-        with np.load(source, allow_pickle=False) as arrays:
-            return {name.removeprefix("in:"): arrays[name] for name in arrays.files if not name.startswith("out:")}
+        return dict(arrays_in(source))
     if source.suffix == ".npy":
         names = [one["name"] for one in client.metadata(model)["inputs"]]
         if len(names) != 1:
             raise UsageError(f"{model} has the inputs {names}: give an .npz with one array for each")
-        return {names[0]: np.load(source, allow_pickle=False)}
+        return {names[0]: array_in(source)}
     return {FRAME: source.read_bytes()}
+
+
+def array_in(file: Path) -> npt.NDArray[Any]:
+    """The array of an .npy; UsageError where it is none of plain numbers."""
+    try:
+        found = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{file} is no .npy of plain numbers: {str(error).partition('. ')[0]}") from error
+    if not isinstance(found, np.ndarray):
+        raise UsageError(f"{file} holds several arrays: name it .npz")
+    return found
 
 
 def _how(report: dict[str, Any]) -> str:

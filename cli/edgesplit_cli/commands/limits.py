@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from edgesplit_cli.commands.percent import as_share
-from edgesplit_cli.quantities import DURATION, ENERGY, OBJECTIVE, SIZE
+from edgesplit_cli.quantities import CODECS, DURATION, ENERGY, OBJECTIVE, SIZE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,6 +82,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option(
         "--codecs",
+        type=CODECS,
         default=None,
         metavar="LIST",
         help="Allowed codecs, as in raw or raw,raw+zstd. [default: all lossless, and all measured with --allow-loss]",
@@ -108,3 +111,44 @@ def limits_of(
         "fallback": fallback if fallback != "warm" else None,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+SPELT: dict[str, tuple[str, tuple[tuple[float, str], ...]]] = {
+    "memory_bytes": ("--memory", ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1, "B"))),
+    "energy_joules": ("--energy", ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))),
+    "deadline_s": ("--deadline", ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))),
+    "max_loss": ("--allow-loss", ((1e-2, "%"),)),
+    "keep_raw_input": ("--keep-raw-input", ()),
+    "keep_first": ("--keep-first", ()),
+    "force_after": ("--partition", ()),
+    "force": ("--partition", ()),
+    "fallback": ("--fallback", ()),
+}
+"""The planner's limits by the options that set them, with the units that these take, largest first."""
+BINARY = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
+LIMIT = re.compile(rf"\b({'|'.join(SPELT)})\b(?:=([^\s,;:]*[^\s,;:.]))?")
+
+INSTEAD = re.compile(r" instead of [0-9.e+-]+(?=;|$)")
+"""What was asked for is in the same line already, with its unit."""
+
+
+def in_flags(text: str) -> str:
+    """A planner's words about limits, as in `memory_bytes=4e+07`, in those of the command line: `--memory 40MB`."""
+    return LIMIT.sub(lambda found: flag(found[1], found[2]), INSTEAD.sub("", text))
+
+
+def flag(name: str, value: str | None) -> str:
+    """One limit as the option that sets it."""
+    option, units = SPELT[name]
+    if value is None or value == "true":
+        return option
+    try:
+        figure = float(value) if units else math.nan
+    except ValueError:
+        figure = math.nan
+    if math.isnan(figure):
+        return f"{option} {value}"
+    if name == "memory_bytes" and figure and not figure % 1024 and figure % 1000:
+        units = BINARY
+    factor, unit = next((one for one in units if figure >= one[0]), units[-1])
+    return f"{option} {figure / factor:.7g}{unit}"

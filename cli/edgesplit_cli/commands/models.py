@@ -9,15 +9,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 import click
 import msgspec
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit.inputs import InputSpec
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import console, json_option, ms, print_json, share, size, table
+from edgesplit_cli.show import console, fine_ms, headed, json_option, ms, print_json, share, size, table
 
 PICTURES = {".jpg", ".jpeg"}
 TENSORS = {".npz"}
@@ -26,6 +29,7 @@ LABELS = "labels.json"
 CODEC_COLUMNS = (
     "tensor", "codec", ">raw", ">encoded", ">+zstd", ">encode ms", ">decode ms", ">loss", ">confirmed", ">accuracy"
 )  # fmt: skip
+SLICE_COLUMNS = ("slice", ">layers", ">median ms", ">p95 ms", ">sum of its layers ms")
 MOST_SAMPLES = 32
 
 
@@ -61,9 +65,11 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with (
         _as_pushed(file) as (opened, total),
-        Progress(*columns, console=None, disable=as_json or total < 8 << 20, transient=True) as bar,
+        Progress(
+            *columns, console=None, disable=as_json or not console().is_terminal or total < 8 << 20, transient=True
+        ) as bar,
     ):
-        task = bar.add_task(f"pushing {file.name}", total=total)
+        task = bar.add_task(escape(f"pushing {file.name}"), total=total)
         stored = api.upload(
             "/v1/models",
             opened,
@@ -127,7 +133,7 @@ def show(data: Path, reference: str, as_json: bool) -> None:
     if as_json:
         print_json(one)
         return
-    console().print(f"[bold]{one['model']}[/]  sha256 {one['sha256']}")
+    console().print(headed(one["model"], f"  sha256 {one['sha256']}"))
     for side in ("inputs", "outputs"):
         for tensor in one[side]:
             console().print(f"{side[:-1]:7} {tensor['name']} {tensor['datatype']} {tensor['shape']}")
@@ -147,25 +153,36 @@ def show(data: Path, reference: str, as_json: bool) -> None:
     help="A JPEG (or .npz of tensors), or a folder of them, as real input: also measures what lossy codecs do to the"
     " answers. labels.json beside them (class by file name) adds accuracy.",
 )
+@click.option(
+    "--device",
+    default="generic-x86",
+    show_default=True,
+    help="Device profile whose predictions --json puts beside what is measured here.",
+)
 @click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
     "--on", "where", type=click.Choice(["local"]), default="local", help="Where to measure: the controller's machine."
 )
 @json_option
 @click.pass_obj
-def profile(data: Path, reference: str, samples: Path | None, lossless: bool, where: str, as_json: bool) -> None:
-    """Measure a model layer by layer on this machine, by the runtime's own profile."""
+def profile(
+    data: Path, reference: str, samples: Path | None, device: str, lossless: bool, where: str, as_json: bool
+) -> None:
+    """Measure a model on this machine: layer by layer, then whole the slices that plans choose.
+
+    With --json it is a costs file, which `edgectl plan` reads.
+    """
     api = Api.of(data)
     if samples is not None:
         send_samples(api, reference, samples)
-    with console().status(f"measuring {reference} on {where}"):
-        asked = {"on": where, "codecs": samples is not None and not lossless}
+    with console().status(Text(f"measuring {reference} on {where}")):
+        asked = {"on": where, "device": device, "codecs": samples is not None and not lossless}
         measured = api.post(f"/v1/models/{reference}/profile", asked)
     if as_json:
         print_json(measured)
         return
     rows = [
-        (layer["name"], layer.get("operator", ""), ms(layer["median_s"]), ms(layer["p95_s"]))
+        (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
         for layer in measured["layers"]
     ]
     console().print(
@@ -176,48 +193,62 @@ def profile(data: Path, reference: str, samples: Path | None, lossless: bool, wh
         )
     )
     console().print(f"sum of medians {ms(sum(layer['median_s'] for layer in measured['layers']))} ms")
+    if measured.get("slices"):
+        title = "slices that plans choose, measured whole"
+        console().print(table(SLICE_COLUMNS, map(_slice_row, measured["slices"]), title=title))
+    for note in measured.get("notes", ()):
+        console().print(note)
     if measured.get("codecs"):
         console().print(table(CODEC_COLUMNS, map(_codec_row, measured["codecs"]), title="lossy codecs, zstd besides"))
+
+
+def _fine(seconds: float) -> str:
+    """Milliseconds with the digits that a layer of a small model needs."""
+    return f"{1e3 * seconds:.3f}"
+
+
+def _slice_row(one: dict[str, Any]) -> tuple[str, ...]:
+    first, last = one["layers"][0], one["layers"][-1]
+    times = _fine(one["median_s"]), _fine(one["p95_s"]), "-" if one["summed_s"] is None else _fine(one["summed_s"])
+    return (first if first == last else f"{first} to {last}", str(len(one["layers"])), *times)
 
 
 def _codec_row(one: dict[str, Any]) -> tuple[str, ...]:
     accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%} ({one['accuracy_raw']:.1%} raw)"
     sizes = size(one["raw_bytes"]), size(one["bytes"]), size(one["zstd_bytes"])
-    times = ms(one["encode_s"]), ms(one["decode_s"])
+    times = fine_ms(one["encode_s"]), fine_ms(one["decode_s"])
     return (one["tensor"], one["codec"], *sizes, *times, share(one["loss"]), share(one["confirmed_loss"]), accuracy)
 
 
 def send_samples(api: Api, reference: str, samples: Path) -> int:
-    """Store pictures or tensors as the model's samples, with their labels; returns how many."""
-    kinds = PICTURES | TENSORS | SOUNDS
-    files = (
-        sorted(path for path in samples.iterdir() if path.suffix.lower() in kinds) if samples.is_dir() else [samples]
-    )
-    if not files:
-        raise UsageError(f"no JPEG, no sound and no .npz in {samples}")
-    if files[0].suffix.lower() in SOUNDS:
-        return _send_sound(api, reference, samples)
+    """Store pictures, sound or tensors, whichever the model takes, as its samples, with their labels; how many."""
+    from edgesplit_cli.local_model import sample_files
+
+    spec = msgspec.convert(api.get(f"/v1/models/{quote(reference)}")["input_spec"], InputSpec | None)
+    files = sample_files(samples, spec)
+    if spec is not None and spec.is_sound:
+        return _send_sound(api, reference, samples, spec)
     labels = labels_in(files[0].parent)
     chosen = files[:: max(1, len(files) // MOST_SAMPLES)][:MOST_SAMPLES]
-    api.post(f"/v1/models/{reference}/samples", {"samples": [_sample(path, labels) for path in chosen]})
+    api.post(f"/v1/models/{quote(reference)}/samples", {"samples": [_sample(path, spec, labels) for path in chosen]})
     return len(chosen)
 
 
-def _send_sound(api: Api, reference: str, samples: Path) -> int:
+def _send_sound(api: Api, reference: str, samples: Path, spec: InputSpec) -> int:
     """The same for recordings, cut into frames as the model's input spec says."""
     from edgesplit_cli.local_model import read_samples
 
-    spec = msgspec.convert(api.get(f"/v1/models/{reference}")["input_spec"], InputSpec | None)
-    if spec is None or not spec.is_sound:
-        raise UsageError(f"{reference} does not take sound: it was pushed without an audio/pcm16 input spec")
     frames = [frame for frame in read_samples(samples, spec, MOST_SAMPLES) if isinstance(frame, bytes)]
     body = {"samples": [{"frame": base64.b64encode(frame).decode()} for frame in frames]}
-    api.post(f"/v1/models/{reference}/samples", body)
+    api.post(f"/v1/models/{quote(reference)}/samples", body)
     return len(frames)
 
 
-def _sample(path: Path, labels: Mapping[str, int]) -> dict[str, Any]:
-    kind = "frame" if path.suffix.lower() in PICTURES else "tensors"
+def _sample(path: Path, spec: InputSpec | None, labels: Mapping[str, int]) -> dict[str, Any]:
+    from edgesplit_cli.local_model import read_sample
+
+    read_sample(path, spec)  # what the controller would refuse without knowing the file's name
+    kind = "tensors" if spec is None else "frame"
     label = {"label": labels[path.name]} if path.name in labels else {}
     return {kind: base64.b64encode(path.read_bytes()).decode(), **label}
 

@@ -14,5 +14,6 @@ def as_share(_: click.Context, __: click.Parameter, text: str | None) -> float |
     except ValueError:
         raise click.BadParameter(f"{text!r} is no share; write 0.5% or 0.005") from None
     if not 0.0 <= part <= 1.0:
-        raise click.BadParameter(f"{text!r} is not between 0% and 100%")
+        hint = f"; is {text.strip()}% meant?" if 1.0 < part <= 100.0 and "%" not in text else ""
+        raise click.BadParameter(f"{text!r} is not between 0% and 100%{hint}")
     return part

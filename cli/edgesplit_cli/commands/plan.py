@@ -10,12 +10,14 @@ from urllib.parse import quote
 
 import click
 import msgspec
+from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
+from edgesplit.profiles import is_path
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.limits import limit_options, limits_of
-from edgesplit_cli.local_costs import measured_costs
+from edgesplit_cli.local_costs import ANY_DEVICE, costs_by, measured_costs
 from edgesplit_cli.local_model import is_file, open_model
 from edgesplit_cli.planned import print_plan
 from edgesplit_cli.quantities import LINK, TIER
@@ -101,6 +103,10 @@ def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
     """Plan a MODEL of the controller, a model FILE measured here, or your own costs file, for a device and a link."""
     from edgesplit_partitioner import describe
 
+    if given["plot"]:
+        from edgesplit_cli.plot import check_place
+
+        check_place(given["plot"])
     options = ("keep_raw_input", "keep_first", "allow_loss", "memory_bytes", "energy_joules", "deadline_s", "fallback")
     limits = limits_of(**{name: given[name] for name in options}) | _forced(given["partition"])
     costs = _costs(
@@ -116,8 +122,13 @@ def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
             quiet=as_json,
         ),
     )
+    if given["keep_first"] > len(costs.layers):
+        raise UsageError(
+            f"--keep-first {given['keep_first']}: {costs.model} has {len(costs.layers)} layers; --partition device "
+            "keeps them all"
+        )
     links = links_between(costs.tiers, given["link"], given["tiers"], given["trace"], given["radio"])
-    codecs = tuple(given["codecs"].split(",")) if given["codecs"] else None
+    codecs = given["codecs"]
     made = describe(costs, links, objective=given["objective"], limits=limits, codecs=codecs)
     reasons = None
     if given["explained"]:
@@ -156,7 +167,9 @@ def _costs(data: Path, source: Source) -> Costs:
     from edgesplit_partitioner import load_costs
 
     if source.what.endswith(".json") or (Path(source.what).is_file() and not is_model(Path(source.what))):
-        return load_costs(Path(source.what))
+        return _checked(load_costs(Path(source.what)), source)
+    if is_file(source.what) and not Path(source.what).exists():
+        raise UsageError(f"cannot read {source.what}: No such file or directory")
     if source.device is None:
         raise click.UsageError("--device PROFILE is needed to plan a model (see `edgectl profiles`)")
     unknown = [name for name, profile, _ in source.tiers if not profile]
@@ -165,6 +178,8 @@ def _costs(data: Path, source: Source) -> Costs:
             f"--tier {unknown[0]} needs a device profile, as in {unknown[0]}=jetson-nano@100mbit/2ms"
         )
     if is_file(source.what):
+        if source.lossy and source.samples is None:
+            raise UsageError("--allow-loss needs --samples: what lossy codecs do is measured on real input")
         return measured_costs(
             open_model(data, source.what, source.input_text, source.bindings),
             source.device,
@@ -177,10 +192,34 @@ def _costs(data: Path, source: Source) -> Costs:
         raise click.UsageError(
             f"{source.what} is a model of the controller: --input, --bind and --samples are for files"
         )
-    with console(quiet=source.quiet).status(f"measuring {source.what} where that was not done"):
+    profiles = [source.device, *(profile for _, profile, _ in source.tiers)]
+    own = any(is_path(profile) for profile in profiles)
+    with console(quiet=source.quiet).status(Text(f"measuring {source.what} where that was not done")):
         tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
-        asked = {"device": source.device, "tier": tiers or None, "lossy": source.lossy or None}
-        return load_costs(Api.of(data).get(f"/v1/models/{quote(source.what)}/costs", **asked))
+        asked = {"device": ANY_DEVICE if own else source.device, "tier": (not own and tiers) or None}
+        answer = Api.of(data).get(f"/v1/models/{quote(source.what)}/costs", **asked, lossy=source.lossy or None)
+    costs = load_costs(answer)
+    if not own:
+        return costs
+    return costs_by(open_model(data, source.what), costs, profiles, [name for name, _, _ in source.tiers])
+
+
+def _checked(costs: Costs, source: Source) -> Costs:
+    """A costs file says itself what options say of a model: none may be contradicted or silently dropped."""
+    name = Path(source.what).name
+    if source.device is not None and source.device != costs.device_class:
+        whose = f"those of {costs.device_class}" if costs.device_class else "its own"
+        raise UsageError(f"--device {source.device}: {name} holds the device's figures, {whose}; leave --device out")
+    for tier, profile, link in source.tiers:
+        if profile:
+            known = " and ".join(costs.tiers[1:-1]) or "none between"
+            raise UsageError(
+                f"--tier {tier}={profile}: {name} holds the tiers' figures ({known}); "
+                f"write a tier of it as {tier}@{link.name or 'LINK'}"
+            )
+    if source.input_text or source.bindings or source.samples:
+        raise UsageError(f"{name} is a costs file: --input, --bind and --samples are for model files")
+    return costs
 
 
 def is_model(path: Path) -> bool:

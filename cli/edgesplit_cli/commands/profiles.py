@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from edgesplit.profiles import list_profiles, load_profile
-from edgesplit_cli.show import console, json_option, print_json, size, table
+from edgesplit_cli.show import console, headed, json_option, print_json, size, table
 
 
 @click.command()
@@ -26,7 +26,7 @@ def profiles(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(profile))
         return
-    console().print(f"[bold]{profile.name}[/]  {profile.description}")
+    console().print(headed(profile.name, f"  {profile.description}"))
     console().print(table(("figure", ">value", "unit", "basis", "source"), profile.figures()))
     for what, one in (("rates", profile.error), ("fit", profile.fit.whole if profile.fit else None)):
         if one is not None:

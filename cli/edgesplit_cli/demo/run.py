@@ -3,6 +3,7 @@ are emulated and say so. The chain is driven by the product's own commands, each
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -50,6 +51,11 @@ def run_demo(*, keep: bool, json_file: Path | None, picture: Path, folder: Path 
     data = folder or Path(tempfile.mkdtemp(prefix="edgesplit-demo-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     demo = Demo(console, data, pace)
+    with alone_on(data):
+        _told(demo, keep=keep, json_file=json_file, picture=picture, forget=data if folder is None else None)
+
+
+def _told(demo: Demo, *, keep: bool, json_file: Path | None, picture: Path, forget: Path | None) -> None:
     try:
         demo.prepare()
         summary = demo.tell(picture)
@@ -61,8 +67,27 @@ def run_demo(*, keep: bool, json_file: Path | None, picture: Path, folder: Path 
             demo.stay()
     finally:
         demo.close()
-        if folder is None and not keep:
-            shutil.rmtree(data, ignore_errors=True)
+        if forget is not None and not keep:
+            shutil.rmtree(forget, ignore_errors=True)
+
+
+@contextmanager
+def alone_on(data: Path) -> Iterator[None]:
+    """One demo per folder: a second one would start its agents on the first one's. UsageError where one runs."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(data / "demo.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write in {data}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise UsageError(f"another demo runs on {data}: give this one a --folder of its own") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class Demo:
@@ -85,7 +110,9 @@ class Demo:
 
     def prepare(self) -> None:
         """Everything up to three devices that run their part of the model."""
-        self.console.print(f"[bold]edgesplit demo[/]: three emulated devices, one model. State and logs in {self.data}")
+        self.console.print(
+            show.headed("edgesplit demo", f": three emulated devices, one model. State and logs in {self.data}")
+        )
         (self.data / "logs").mkdir(parents=True, exist_ok=True)
         self._start_cloud()
         self._push()
@@ -217,7 +244,7 @@ class Demo:
         found = problems(summary)
         if found:
             raise EdgeError("the demo did not show what it should:\n  " + "\n  ".join(found))
-        self.console.print("[green]Every request was answered once, and as the whole model answers.[/]")
+        self.console.print("Every request was answered once, and as the whole model answers.", style="green")
 
     def stay(self) -> None:
         """Leave everything running until Ctrl-C."""
@@ -249,7 +276,7 @@ class Demo:
     def _command(self, *words: str, quiet: bool = False) -> None:
         """Run one of our commands and show it; its failure is ours, but for a controller or command that was killed."""
         shown = " ".join(f"'{word}'" if " " in word else word for word in words)
-        self.console.print(f"[cyan]$ edgectl {shown}[/]", soft_wrap=True)
+        self.console.print(f"$ edgectl {shown}", style="cyan", soft_wrap=True)
         code, output, errors = self._run(words)
         for _ in range(MOST_TRIES - 1):
             if code not in TRY_AGAIN:

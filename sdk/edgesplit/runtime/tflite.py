@@ -76,7 +76,8 @@ def open_interpreter(
         made = module.Interpreter(model_path=str(path), num_threads=threads, experimental_op_resolver_type=plain)
         return _allocated(made, shapes), "plain"
     except (RuntimeError, ValueError) as error:
-        raise ModelRefused(f"LiteRT cannot load it: {' '.join(str(error).split())[:400]}") from error
+        why = " ".join(str(error).split())[:400] or "it does not say why (tensors larger than memory are a cause)"
+        raise ModelRefused(f"LiteRT cannot load it: {why}") from error
 
 
 def _on_edge_tpu(module: Any, path: Path, threads: int) -> Any:

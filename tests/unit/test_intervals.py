@@ -1,0 +1,132 @@
+"""Intervals of predicted seconds: from the profile to the plan that people read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit.profiles import load_profile
+from edgesplit_partitioner import describe, load_costs, plan
+from edgesplit_partitioner.build_costs import build_costs, with_tier
+from edgesplit_partitioner.costs import Costs
+from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
+from edgesplit_partitioner.intervals import of_row, on_tier
+from edgesplit_partitioner.measure_slices import corrected
+from edgesplit_partitioner.predict import OTHER_RUNTIME, Predictor, predicted_basis
+
+PI = load_profile("raspberrypi4")
+LINKS: dict[str, Any] = {"device-cloud": {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "rtt_s": 0.01}}
+LAYERS = tuple(
+    Layer(f"l{n}", (n,), (f"t{n}",), (f"t{n + 1}",), (), 0, (Work("conv", 1e8 * (n + 1), 1e5),)) for n in range(3)
+)
+GRAPH = LayerGraph(LAYERS, {f"t{n}": Tensor(f"t{n}", "FP32", (100,), 400) for n in range(4)}, ("t0",), ("t3",))
+
+
+def costs_of(**given: Any) -> Costs:
+    """Three convolutions, predicted on a Raspberry Pi 4."""
+    cloud_s = {layer.name: 0.01 for layer in LAYERS}
+    return build_costs("net@1", GRAPH, **{"profile": PI, "cloud_s": cloud_s, "tensors": {}, **given})
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_costs_say_of_a_cut_what_the_predictor_says_of_its_layers(count: int) -> None:
+    """The two figures that costs carry are enough: no profile is needed to know how sure a cut's seconds are."""
+    found = on_tier(costs_of(), "device", {layer.name for layer in LAYERS[:count]})
+    told = Predictor(PI).together(LAYERS[:count])
+
+    assert found is not None and PI.error is not None
+    assert (found.low_s, found.high_s) == pytest.approx((told.low_s, told.high_s))
+    assert found.coverage == PI.error.coverage
+
+
+def test_own_errors_of_layers_partly_cancel_and_the_shared_one_does_not() -> None:
+    """Two like layers, each off by 2 of its own: together by less, but never by less than whole networks are."""
+    layers = [
+        {"name": name, "reads": [read], "writes": {wrote: {"bytes": 1}}, "seconds": {"device": 1.0, "cloud": 0.1}}
+        | {"between": {"device": [0.5, 2.0]}}
+        for name, read, wrote in (("a", "x", "y"), ("b", "y", "z"))
+    ]
+    costs = load_costs(
+        {"format": "edgesplit.costs/1", "model": "m", "tiers": ["device", "cloud"], "inputs": {"x": {"bytes": 1}}}
+        | {"outputs": ["z"], "layers": layers, "intervals": {"device": {"low": 0.8, "high": 1.25}}}
+    )
+    one, both = on_tier(costs, "device", {"a"}), on_tier(costs, "device", {"a", "b"})
+
+    assert one is not None and both is not None
+    assert one.high_s == pytest.approx(2.0)
+    assert 1.25 < both.high_s / 2 < 2.0
+
+
+def test_a_plan_states_its_interval_and_each_candidates() -> None:
+    """In JSON and for people; what runs in the measured cloud alone has none."""
+    made = describe(costs_of(), LINKS)
+    by_name = {one["name"]: one for one in made["candidates"]}
+
+    assert by_name["remote"]["between"] is None
+    local = by_name["local"]
+    assert local["between"]["low_s"] < local["total_s"] < local["between"]["high_s"]
+    best = by_name[made["best"]]
+    assert made["between"] == best["between"]
+
+
+def test_errors_of_two_predicted_tiers_are_added_as_independent_ones() -> None:
+    """A gateway is predicted too: the plan is less sure than by either alone, and surer than by their sum."""
+    costs = with_tier(costs_of(), GRAPH, "edge", load_profile("jetson-nano"))
+    links = {"device-edge": LINKS["device-cloud"], "edge-cloud": LINKS["device-cloud"]}
+    made = plan(costs, links, limits={"keep_first": 1})
+    found = [on_tier(costs, tier, names) for tier, names in made.cut.items()]
+    known = [one for one in found if one is not None]
+    between = of_row(costs, made.tiers, made.row, made.seconds)
+
+    assert between == made.between and between is not None
+    above = between.high_s - made.seconds
+    assert above <= sum(one.high_s for one in known)
+
+
+def test_a_tflite_model_was_believed_as_sure_as_the_onnxruntime_figures() -> None:
+    """LiteRT took a fifth of the prediction where the plan said four fifths at least."""
+    costs = costs_of(profile=load_profile("generic-x86"), model_format="tflite")
+
+    assert costs.intervals["device"].low == OTHER_RUNTIME.low
+    assert "not LiteRT's" in costs.basis["device"]
+    assert "not LiteRT's" not in predicted_basis(GRAPH, load_profile("coral-usb-rpi4"), "tflite")
+
+
+def test_a_measured_tier_has_no_interval() -> None:
+    """Measured on such a device, or corrected by slices measured whole: what was predicted counts no more."""
+    measured = costs_of(device_s={layer.name: 0.02 for layer in LAYERS})
+
+    assert not measured.intervals and not any(layer.between for layer in measured.layers)
+    assert not corrected(costs_of(), "device", 1.1).intervals
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"intervals": {"device": {"low": 1.2, "high": 1.5}}},
+        {"intervals": {"device": {"low": 0.0, "high": 1.5}}},
+        {"intervals": {"moon": {"low": 0.9, "high": 1.5}}},
+        {"between": {"device": [2.0, 3.0]}},
+        {"between": {"moon": [0.0, 1.0]}},
+    ],
+)
+def test_an_interval_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    """A costs file may be anybody's."""
+    fields = msgspec.to_builtins(costs_of())
+    place = fields["layers"][0] if "between" in changes else fields
+    place.update(changes)
+
+    with pytest.raises(UsageError, match=r"interval|between"):
+        load_costs(fields)
+
+
+def test_intervals_travel_in_a_costs_file(tmp_path: Path) -> None:
+    """Written and read again they are the same."""
+    file = tmp_path / "costs.json"
+    file.write_bytes(msgspec.json.encode(costs_of()))
+
+    assert load_costs(file) == costs_of()

@@ -1,0 +1,84 @@
+"""Samples from files and folders: what a model takes is read, and what is wrong is named by its file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgesplit.errors import UsageError
+from edgesplit.inputs import InputSpec, parse_input_spec
+from edgesplit_cli.api import Api
+from edgesplit_cli.commands.models import send_samples
+from edgesplit_cli.local_model import read_samples
+
+SPEC = msgspec.structs.replace(parse_input_spec("image/jpeg 16x16"), tensor="x", tensor_width=16, tensor_height=16)
+
+
+class Posted(Api):
+    """A controller that knows one model and keeps what is posted."""
+
+    def __init__(self, spec: InputSpec | None) -> None:
+        self.spec = spec
+        self.posted: list[dict[str, Any]] = []
+
+    def get(self, path: str, **query: object) -> Any:
+        """The model."""
+        return {"input_spec": msgspec.to_builtins(self.spec)}
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """Kept."""
+        self.posted += body["samples"]
+
+
+def picture(place: Path) -> Path:
+    """A JPEG."""
+    Image.new("RGB", (16, 16), "gray").save(place, "JPEG")
+    return place
+
+
+def test_a_folder_of_several_kinds_is_read_by_what_the_model_takes(tmp_path: Path) -> None:
+    """Notes and archives beside pictures are left alone, here and on the way to the controller."""
+    picture(tmp_path / "a.jpg")
+    picture(tmp_path / "b.JPEG")
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "labels.json").write_text(json.dumps({"a.jpg": 3}))
+    np.savez(tmp_path / "c.npz", x=np.zeros(3))
+    controller = Posted(SPEC)
+
+    assert len(read_samples(tmp_path, SPEC)) == 2
+    assert send_samples(controller, "m", tmp_path) == 2
+    assert [set(one) for one in controller.posted] == [{"frame", "label"}, {"frame"}]
+    tensors = Posted(None)
+    assert send_samples(tensors, "m", tmp_path) == 1 and set(tensors.posted[0]) == {"tensors"}
+
+
+def test_a_broken_sample_was_refused_without_its_name(tmp_path: Path) -> None:
+    """Of a hundred pictures one is broken: which?"""
+    picture(tmp_path / "a.jpg")
+    whole = picture(tmp_path / "torn.jpg").read_bytes()
+    (tmp_path / "torn.jpg").write_bytes(whole[: len(whole) // 2])
+
+    for read in (lambda: read_samples(tmp_path, SPEC), lambda: send_samples(Posted(SPEC), "m", tmp_path)):
+        with pytest.raises(UsageError, match=r"torn\.jpg: the frame is not a whole JPEG"):
+            read()
+    for torn in (b"PK", b"PK\x03\x04torn", b""):
+        (tmp_path / "torn.npz").write_bytes(torn)
+        with pytest.raises(UsageError, match=r"torn\.npz"):
+            send_samples(Posted(None), "m", tmp_path)
+
+
+def test_an_empty_folder_is_told_with_what_the_model_takes(tmp_path: Path) -> None:
+    """And a folder of the wrong kind is an empty one."""
+    np.savez(tmp_path / "c.npz", x=np.zeros(3))
+
+    with pytest.raises(UsageError, match=r"no \.jpeg or \.jpg in .*, and the model takes image/jpeg"):
+        read_samples(tmp_path, SPEC)
+    (tmp_path / "c.npz").unlink()
+    with pytest.raises(UsageError, match=r"takes tensors"):
+        send_samples(Posted(None), "m", tmp_path)
