@@ -243,7 +243,7 @@ def _measured(one: Trained, runs: int) -> dict[str, float]:
     them scaled to what the whole model takes unwatched."""
     rounds = [measure_layers(one.model, one.model.graph, runs=runs, inputs=_tensors(one)) for _ in range(ROUNDS)]
     best = min(rounds, key=lambda times: sum(took.median_s for took in times.values()))
-    seconds = as_the_whole(one, {name: took.median_s for name, took in best.items()}, runs)
+    seconds = as_the_whole(one, {name: took.median_s for name, took in best.items()}, runs, ROUNDS)
     if one.spec is not None:
         frames = [frame for frame in one.samples if isinstance(frame, bytes)]
         seconds[INPUT_LAYER] = min(measure_input(one.spec, frames).median_s for _ in range(ROUNDS))
