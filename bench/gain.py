@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from record import Target, arguments, finish
-from trained import Skipped, Trained, trained
+from trained import Skipped, Trained, as_the_whole, trained
 
 from edgesplit.inputs import INPUT_LAYER
 from edgesplit.links import LINKS
@@ -27,8 +27,6 @@ from edgesplit_partitioner.build_costs import build_costs
 from edgesplit_partitioner.costs import TensorCost
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
-from edgesplit_partitioner.measure_slices import measured_whole
-from edgesplit_partitioner.slicing import cut_slices
 
 LINK_NAMES = ("wifi", "lte", "3g")
 LEAST_GAIN = 0.98
@@ -79,10 +77,7 @@ def measured(one: Trained, positions: Sequence[int], runs: int) -> Half:
     labels = [one.labels[position] for position in positions] if one.labels else ()
     feeds = samples[0] if isinstance(samples[0], Mapping) else None
     times = measure_layers(one.model, one.model.graph, runs=runs, inputs=feeds)
-    layers_s = {name: took.median_s for name, took in times.items()}
-    # Profiled operators of small models take up to three times what they do unwatched: the whole says how much.
-    whole = measured_whole(cut_slices(one.model, one.model.graph, [tuple(layers_s)], None), layers_s, runs=runs)
-    layers_s = {name: (whole.factor or 1.0) * seconds for name, seconds in layers_s.items()}
+    layers_s = as_the_whole(one, {name: took.median_s for name, took in times.items()}, runs)
     if one.spec is not None:
         frames = [frame for frame in samples if isinstance(frame, bytes)]
         layers_s[INPUT_LAYER] = measure_input(one.spec, frames).median_s
