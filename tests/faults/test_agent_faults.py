@@ -18,7 +18,6 @@ from agent_world import (
     DIGEST,
     EXPECTED,
     INPUT,
-    LOCAL,
     REMOTE,
     ScriptedCloud,
     active,
@@ -35,7 +34,8 @@ from edgesplit_agent.engine import Engine, Settings
 from edgesplit_agent.remote import Remote
 
 FIRST = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
-"""A cut that is always predicted the best."""
+LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
+"""The cut is always predicted the better of the two, however slow a busy host makes its link look."""
 
 
 def wrong_model(request: Request, good: Response) -> Response:
