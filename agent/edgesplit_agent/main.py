@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
-from edgesplit.lifetime import end_with_parent, on_stop_signals
+from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import parse_link, parse_rate
 from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
 from edgesplit_agent.endpoint import STATUS_PATH
@@ -151,7 +151,7 @@ def _serve(settings: AgentSettings, folder: DataFolder, identity: Any, stop: thr
         agent.start()
         said = " (emulated)" if settings.emulate else ""
         print(f"edgesplit-agent: {identity.device}{said} listening on {agent.url}", flush=True)
-        stop.wait()
+        wait_until(stop)
     finally:
         agent.stop()
 

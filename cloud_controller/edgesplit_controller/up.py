@@ -36,7 +36,7 @@ from edgesplit import messages
 from edgesplit.durable import write_durably
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
-from edgesplit.lifetime import on_stop_signals
+from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
 from edgesplit_controller.api import Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
@@ -81,7 +81,7 @@ def run(
         addresses = _start(_with_free_ports(settings, LEFTOVER_S if killed else 0.0), stack, ending)
         if ready is not None:
             ready(addresses)
-        ending.wait()
+        wait_until(ending)
         log.info("stopping")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from edgesplit.errors import EdgeError, UsageError
-from edgesplit.lifetime import end_with_parent, on_stop_signals
+from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit_offload.server import OffloadServer
 
 DEFAULT_PORT = 8500
@@ -49,7 +49,7 @@ def serve(options: argparse.Namespace) -> None:
     )
     server.start()
     print(f"offload: listening on {server.url}", flush=True)
-    ending.wait()
+    wait_until(ending)
     server.stop(options.drain)
 
 

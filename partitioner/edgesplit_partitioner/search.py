@@ -265,7 +265,9 @@ class Search:
         if not self.limits.forced:
             kept = [*self._lines, *map(self.line_of, self.sampled.added)]
         local = Solution(self.everything, False, 0.0)
-        if self.limits.fallback != "none" and self.allow(self.everything, forced=False):
+        # A cut that sends nothing up beats all-local without a round trip, and may lose to it with one.
+        silent = not self.limits.forced and any(line.what.reaches and not line.b for line in kept)
+        if (self.limits.fallback != "none" or silent) and self.allow(self.everything, forced=False):
             kept.append(self.line_of(local))
         if not self.limits.forced:
             kept.sort(key=lambda line: (line.what.reaches == 0, -line.b, line.a))

@@ -11,6 +11,7 @@ from typing import Final
 
 from edgesplit.errors import UsageError
 
+WAKE_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -32,6 +33,16 @@ def on_stop_signals(stop: Callable[[], None]) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=stop, name="stopping", daemon=True).start())
+
+
+def wait_until(stop: threading.Event) -> None:
+    """Wait for `stop`, in the main thread, which runs the handlers of signals.
+
+    Never for long at a time: a signal that another thread received, or that came just before the wait began, does not
+    wake a wait without an end, and its handler runs only when the main thread wakes.
+    """
+    while not stop.wait(WAKE_S):
+        pass
 
 
 def ending_with_us(signum: signal.Signals = signal.SIGTERM) -> Callable[[], None]:

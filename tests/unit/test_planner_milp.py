@@ -228,3 +228,8 @@ def check_table(label: str, rng: random.Random) -> None:
 def seconds_at(trial: Trial, planned: Link, now: Link) -> float:
     """A trial's latency with another uplink."""
     return trial.latency + trial.up_bytes * (1 / now.up_bytes_per_s - 1 / planned.up_bytes_per_s)
+
+
+def test_all_local_was_not_in_the_table_where_it_beats_a_cut_that_sends_nothing_up() -> None:
+    """Without a fallback: the cut is better without a round trip, all-local with one."""
+    check_table("as found", random.Random(487003115))

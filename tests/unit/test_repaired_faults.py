@@ -83,3 +83,19 @@ def test_a_full_disk_keeps_no_device_from_its_session(tmp_path: Path, monkeypatc
     first, second = folder.next_session(1_800_000_000.0), folder.next_session(1_800_000_000.0)
 
     assert 1_800_000_000 <= first < second
+
+
+SIGNALLED_ASIDE = """
+import signal, threading
+from edgesplit.lifetime import on_stop_signals, wait_until
+stop = threading.Event()
+on_stop_signals(stop.set)
+aside = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Timer(0.2, aside).start()
+wait_until(stop)
+"""
+
+
+def test_a_stop_signal_that_another_thread_received_was_lost() -> None:
+    """The main thread slept on, and a controller that was told to stop ran for ever."""
+    subprocess.run([sys.executable, "-c", SIGNALLED_ASIDE], timeout=60, check=True)
