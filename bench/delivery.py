@@ -118,12 +118,9 @@ class World:
         credentials: Credentials,
         on_message: Callable[[str, bytes, bytes | None], None],
         port: int | None = None,
-        on_connect: Callable[[], None] | None = None,
     ) -> Session:
         context = credentials.client_context()
-        return Session(
-            "localhost", port or self.broker.port, name, context, on_message=on_message, on_connect=on_connect
-        )
+        return Session("localhost", port or self.broker.port, name, context, on_message=on_message)
 
 
 class Device:
@@ -165,7 +162,7 @@ def plain(world: World, port: int | None = None) -> Sent:
 
     Without that mosquitto drops what a slow link does not take in time.
     """
-    left, done, start = threading.Semaphore(0), 0, perf_counter()
+    left, done = threading.Semaphore(0), 0
     receiver = world.session("plain", world.device("plain"), lambda *_: left.release(), port)
     receiver.subscribe([PLAIN], qos=1)
     receiver.start()
@@ -245,10 +242,12 @@ def a_group(world: World, results: dict[str, Any]) -> list[Target]:
     devices = [Device(world, f"group-{number}", on_disk=False, cap_bytes_per_s=10 * MBIT) for number in range(DEVICES)]
     pause, rng = threading.Event(), random.Random(7)
     starts = [rng.uniform(0.0, 0.25) for _ in devices]
-    threads = [
-        threading.Thread(target=lambda one=one, at=at: (pause.wait(at), one.fetch(world.sizes)))  # type: ignore[misc]
-        for one, at in zip(devices, starts, strict=True)
-    ]
+
+    def begin(one: Device, at: float) -> None:
+        pause.wait(at)
+        one.fetch(world.sizes)
+
+    threads = [threading.Thread(target=begin, args=pair) for pair in zip(devices, starts, strict=True)]
     begun = perf_counter()
     for thread in threads:
         thread.start()

@@ -170,8 +170,8 @@ class ChunkFetcher:
         try:
             while not window.done and not stop():
                 self._listen(window, listening)
-                self._ask(release, window)
-                if not self._take(release, window) and (trouble := window.trouble(self._clock())):
+                self._ask(release, window, listening)
+                if not self._take(release, window, listening) and (trouble := window.trouble(self._clock())):
                     raise LinkError(f"release {release[:12]} does not come: {trouble}")
         finally:
             with self._changed:
@@ -193,10 +193,10 @@ class ChunkFetcher:
 
     def _listen(self, window: Window, listening: set[str]) -> None:
         """Subscribe to what comes next, a good way ahead of what is asked for: others may ask for it before us."""
+        if listening.issuperset(window.ahead(max(1, LISTEN_CHUNKS // 2))):
+            return
         ahead = window.ahead(LISTEN_CHUNKS)
         new = [sha256 for sha256 in ahead if sha256 not in listening]
-        if len(new) < LISTEN_CHUNKS // 4 and len(listening) >= LISTEN_CHUNKS // 4 and window.ahead(1)[0] in listening:
-            return
         heard = listening.difference(ahead)
         for start in range(0, len(new), TOPICS_AT_ONCE):
             self._wire.subscribe([messages.chunk_topic(one) for one in new[start : start + TOPICS_AT_ONCE]], qos=0)
@@ -205,12 +205,12 @@ class ChunkFetcher:
         listening.difference_update(heard)
         listening.update(new)
 
-    def _ask(self, release: str, window: Window) -> None:
-        while asked := window.ask(self._clock()):
+    def _ask(self, release: str, window: Window, listening: set[str]) -> None:
+        while asked := window.ask(self._clock(), listening):
             request = messages.encode(messages.FetchChunks(release, asked))
             self._wire.publish(messages.topic(self._device, "fetch"), request)
 
-    def _take(self, release: str, window: Window) -> bool:
+    def _take(self, release: str, window: Window, listening: set[str]) -> bool:
         """Keep what has come, after waiting for it as long as there is nothing else to do; False if nothing came."""
         with self._changed:
             if not self._arrived:
@@ -220,7 +220,7 @@ class ChunkFetcher:
         for sha256, _ in batch:
             window.arrived(sha256, self._clock())
         if batch:
-            self._ask(release, window)  # so that more is on its way while this is written
+            self._ask(release, window, listening)  # so that more is on its way while this is written
             self._keep(batch)
             self.counters.chunks += len(batch)
             self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import timezone
 from time import time
 
 from cryptography import x509
@@ -56,7 +55,7 @@ def certificate_in_use(folder: DataFolder) -> x509.Certificate:
 def renew(folder: DataFolder, identity: Identity) -> None:
     """Get a new certificate and put it in place. LinkError: try again. TrustError: the controller refuses."""
     held = credentials(folder)
-    old_pem = x509.load_pem_x509_certificate(held.certificate_file.read_bytes()).public_bytes(Encoding.PEM).decode()
+    old_pem = certificate_in_use(folder).public_bytes(Encoding.PEM).decode()  # alone: its key may lie in the same file
     key = Ed25519PrivateKey.generate()
     csr_pem = certificate_request(key, identity.device).decode()
     signature = load_or_make_key(held.key_file).sign(renewal_text(csr_pem))
@@ -100,17 +99,14 @@ class Renewing:
         while not self._stopping.wait(wait_s):
             try:
                 wait_s = self._once()
-            except Exception:
+            except Exception:  # a spoilt file or a full disk: the agent serves on, and tries again
                 log.exception("could not renew the certificate")
                 wait_s = AGAIN_S
 
     def _once(self) -> float:
         """Renew if that is due; seconds until the next look."""
         used = certificate_in_use(self._folder)
-        begins, ends = (
-            moment.replace(tzinfo=timezone.utc).timestamp()
-            for moment in (used.not_valid_before_utc, used.not_valid_after_utc)
-        )
+        begins, ends = used.not_valid_before_utc.timestamp(), used.not_valid_after_utc.timestamp()
         if (left_s := due_in_s(begins, ends, time())) > 0:
             return min(left_s, LOOK_S)
         try:

@@ -9,7 +9,7 @@ asks for the gaps when it ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from edgesplit.limits import LIMITS
@@ -111,8 +111,9 @@ class Window:
                 listed.append(sha256)
         return listed[:most]
 
-    def ask(self, now: float) -> tuple[str, ...]:
-        """The chunks to be asked for now, at most `LIMITS.window_chunks`; what was lost comes first."""
+    def ask(self, now: float, heard: Container[str] | None = None) -> tuple[str, ...]:
+        """The chunks to be asked for now, at most `LIMITS.window_chunks`, and only such as are listened for (`heard`;
+        None: all). What was lost comes first."""
         if now < self._held_until:
             return ()
         self._take_back_lost(now)
@@ -123,6 +124,8 @@ class Window:
                 self._left.popleft()
                 continue
             size = self.wanted[sha256]
+            if heard is not None and sha256 not in heard:
+                break
             if (self._flying and self._flying + size > self.room) or now < self._spent:
                 break
             self._left.popleft()

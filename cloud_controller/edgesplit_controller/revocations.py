@@ -87,7 +87,7 @@ class Revocations:
             self._waiting.discard(device)
             try:
                 self._take_over(device)
-            except Exception:
+            except Exception:  # whatever ails one session's end, the next device's must not wait for it
                 log.exception("could not end the session of %s", device)
 
     def _take_over(self, device: str) -> None:

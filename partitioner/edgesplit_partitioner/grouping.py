@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from edgesplit.errors import ModelRefused
+from edgesplit.inputs import INPUT_LAYER
 
 
 class Groups:
@@ -51,6 +52,35 @@ def close_circles(groups: Groups, writer: Mapping[str, int], readers: Mapping[st
     first: dict[int, int] = {}
     for place in sorted({end for edge in edges for end in edge}):
         groups.join(first.setdefault(int(component[place]), place), place)
+
+
+def fixed_before(
+    places: Iterable[int], reads: Callable[[int], Iterable[str]], writer: Mapping[str, int], fixed: Container[int]
+) -> set[int]:
+    """The nodes among `fixed` that compute the constants which `places` use. `reads` gives a node's tensors."""
+    found: set[int] = set()
+    pending = list(places)
+    while pending:
+        for tensor in reads(pending.pop()):
+            place = writer.get(tensor)
+            if place is not None and place in fixed and place not in found:
+                found.add(place)
+                pending.append(place)
+    return found
+
+
+def told_apart(bases: Iterable[str]) -> list[str]:
+    """The same names, each later one of several alike with a number; `input` belongs to the input layer."""
+    used = {INPUT_LAYER}
+    names = []
+    for base in bases:
+        name, count = base, 1
+        while name in used:
+            count += 1
+            name = f"{base}-{count}"
+        used.add(name)
+        names.append(name)
+    return names
 
 
 def topological(needs: Mapping[int, set[int]]) -> list[int]:

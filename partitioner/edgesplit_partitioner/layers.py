@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from edgesplit.inputs import INPUT_LAYER
 from edgesplit_partitioner import onnx_nodes
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
-from edgesplit_partitioner.grouping import Groups, close_circles, topological
+from edgesplit_partitioner.grouping import Groups, close_circles, fixed_before, told_apart, topological
 from edgesplit_partitioner.onnx_nodes import DATATYPES
 from edgesplit_partitioner.tensor_types import ITEM_BYTES, TensorType
 from edgesplit_partitioner.work import work_of
@@ -120,7 +119,7 @@ def layer_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> Laye
         if place not in facts.fixed:
             members.setdefault(groups.find(place), []).append(place)
     order = topological({leader: _sources(facts, groups, leader, members[leader]) for leader in members})
-    names = _layer_names(facts, [members[leader] for leader in order])
+    names = told_apart(_layer_name(facts, members[leader]) for leader in order)
     look_up = _LookUp(facts, types)
     layers = tuple(_layer(facts, name, members[leader], look_up) for name, leader in zip(names, order, strict=True))
     inputs = tuple(one.name for one in model.graph.input)
@@ -242,7 +241,8 @@ class _LookUp:
 def _layer(facts: Facts, name: str, places: list[int], look_up: _LookUp) -> Layer:
     own = {tensor for place in places for tensor in onnx_nodes.writes(facts.graph.node[place])}
     inside = set(places)
-    nodes = sorted(inside | _fixed_before(facts, places))
+    computing = fixed_before(places, lambda place: onnx_nodes.reads(facts.graph.node[place]), facts.writer, facts.fixed)
+    nodes = sorted(inside | computing)
     used = dict.fromkeys(tensor for place in nodes for tensor in onnx_nodes.reads(facts.graph.node[place]))
     weights = tuple(tensor for tensor in used if tensor in facts.weights)
     held = sum(onnx_nodes.inner_weight_bytes(facts.graph.node[place]) for place in nodes)
@@ -262,35 +262,12 @@ def _layer(facts: Facts, name: str, places: list[int], look_up: _LookUp) -> Laye
     )
 
 
-def _fixed_before(facts: Facts, places: Iterable[int]) -> set[int]:
-    """The nodes that compute the constants which `places` use."""
-    found: set[int] = set()
-    pending = list(places)
-    while pending:
-        for tensor in onnx_nodes.reads(facts.graph.node[pending.pop()]):
-            place = facts.writer.get(tensor)
-            if place in facts.fixed and place not in found:
-                found.add(place)
-                pending.append(place)
-    return found
-
-
-def _layer_names(facts: Facts, layers: list[list[int]]) -> list[str]:
-    """Each layer by its main operator's name, made plain and unique; `input` belongs to the input layer."""
-    used = {INPUT_LAYER}
-    names = []
-    for places in layers:
-        main = next((place for place in places if facts.op(place) in PRODUCTS), places[0])
-        node = facts.graph.node[main]
-        plain = node.name.removesuffix("/MatMulAddFusion")  # added by onnxruntime where it makes a Gemm
-        base = re.sub(r"[^\w./:+-]+", "_", plain).strip("/_")[:80] or node.op_type.lower()
-        name, count = base, 1
-        while name in used:
-            count += 1
-            name = f"{base}-{count}"
-        used.add(name)
-        names.append(name)
-    return names
+def _layer_name(facts: Facts, places: list[int]) -> str:
+    """The name of the layer's main operator, made plain."""
+    main = next((place for place in places if facts.op(place) in PRODUCTS), places[0])
+    node = facts.graph.node[main]
+    plain = node.name.removesuffix("/MatMulAddFusion")  # added by onnxruntime where it makes a Gemm
+    return re.sub(r"[^\w./:+-]+", "_", plain).strip("/_")[:80] or node.op_type.lower()
 
 
 def _raw(facts: Facts, inputs: Iterable[str]) -> frozenset[str]:

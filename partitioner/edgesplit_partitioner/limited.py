@@ -46,9 +46,7 @@ def table(search: Search) -> list[Solution]:
     if not search.limits.forced:
         found += [_solution(search, one) for one in _asked(search).at_other_bandwidths(ROWS)]
         found.sort(key=lambda one: (one.reaches == 0, np.count_nonzero(one.tier_of == 0)))
-    # A cut that sends nothing up beats all-local without a round trip, and may lose to it with one.
-    silent = not search.limits.forced and any(one.reaches and not search.line_of(one).b for one in found)
-    if (search.limits.fallback != "none" or silent) and _may_fall_back(search):
+    if search.wants_local(map(search.line_of, found)) and _may_fall_back(search):
         found.append(Solution(search.everything, False, 0.0))
     return found
 

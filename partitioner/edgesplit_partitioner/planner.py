@@ -122,8 +122,9 @@ class Plan:
         """The switching table: every cut that is best at some uplink bandwidth, computed when first asked for.
 
         Exact for every round trip at the link's downlink rate, further links as planned; all-local is among the rows
-        unless it cannot run or the fallback is `none`. Rows that other server loads or device slow-downs ask for are
-        added, and `regret` says what is still lost. Under limits on sums the table is sampled (`limited.table`).
+        unless it cannot run, or the fallback is `none` and it is best at no round trip. Rows that other server loads or
+        device slow-downs ask for are added, and `regret` says what is still lost. Under limits on sums the table is
+        sampled (`limited.table`).
         """
         tensors = tensors_of(self.costs)
         rows = tuple(with_losses(row, tensors) for row in self._search.rows)

@@ -26,6 +26,10 @@ _SCALE = 1e3
 """HiGHS tells values and rows apart to about 1e-6; scaled to this they are told apart to 1e-9 of themselves."""
 
 
+_ROUNDING = 1e-12
+"""Part of a sum that may be nothing but its rounding."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Bytes on the device: weights, with those of the whole model where `warm`, and the peak of live tensors."""
@@ -131,7 +135,8 @@ class Program:
         reference = self._reference(goal, lowest, highest)
         found = _Attempt(self, lowest, highest).minimise(goal, caps, barred, reference, effort)
         for _ in range(3):
-            if found is None or found.value <= 0 or 1e-2 <= found.value / reference <= 1e2:
+            # What is left of a sum that cancels is no size to scale by: HiGHS refuses the numbers that come of it.
+            if found is None or found.value <= _ROUNDING * reference or 1e-2 <= found.value / reference <= 1e2:
                 break
             reference = found.value
             found = _Attempt(self, lowest, highest).minimise(goal, caps, barred, reference, effort)

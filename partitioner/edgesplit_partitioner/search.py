@@ -265,13 +265,18 @@ class Search:
         if not self.limits.forced:
             kept = [*self._lines, *map(self.line_of, self.sampled.added)]
         local = Solution(self.everything, False, 0.0)
-        # A cut that sends nothing up beats all-local without a round trip, and may lose to it with one.
-        silent = not self.limits.forced and any(line.what.reaches and not line.b for line in kept)
-        if (self.limits.fallback != "none" or silent) and self.allow(self.everything, forced=False):
+        if self.wants_local(kept) and self.allow(self.everything, forced=False):
             kept.append(self.line_of(local))
         if not self.limits.forced:
             kept.sort(key=lambda line: (line.what.reaches == 0, -line.b, line.a))
         return _named(_unique(self.row(line.what) for line in kept))
+
+    def wants_local(self, kept: Iterable[Line[Solution]]) -> bool:
+        """Does all-local belong beside these? As a fallback; or because one of them sends nothing up, so that it beats
+        all-local without a round trip and may lose to it with one."""
+        if self.limits.fallback != "none":
+            return True
+        return not self.limits.forced and any(line.what.reaches and not line.b for line in kept)
 
     @cached_property
     def sampled(self) -> factors.Sampled:

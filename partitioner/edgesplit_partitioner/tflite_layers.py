@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from edgesplit.inputs import INPUT_LAYER
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
-from edgesplit_partitioner.grouping import Groups, close_circles, topological
+from edgesplit_partitioner.grouping import Groups, close_circles, fixed_before, told_apart, topological
 from edgesplit_partitioner.tensor_types import TensorType
 from edgesplit_partitioner.tflite_file import EDGE_TPU, buffer_bytes, custom_name, ints
 from edgesplit_partitioner.tflite_graph import TfliteGraph
@@ -41,7 +40,7 @@ def layer_graph(graph: TfliteGraph, types: Mapping[str, TensorType]) -> LayerGra
         if place not in graph.fixed:
             members.setdefault(groups.find(place), []).append(place)
     order = topological({leader: _sources(graph, groups, leader, members[leader]) for leader in members})
-    names = _layer_names(graph, [members[leader] for leader in order])
+    names = told_apart(_layer_name(graph, members[leader]) for leader in order)
     sizes = _sizes(graph, types)
     layers = tuple(_layer(graph, name, members[leader], sizes) for name, leader in zip(names, order, strict=True))
     between = (*graph.inputs, *(name for layer in layers for name in layer.writes))
@@ -97,7 +96,7 @@ def _layer(graph: TfliteGraph, name: str, places: list[int], sizes: Sizes) -> La
     own = {tensor for place in places for tensor in graph.writes(place)}
     inside = set(places)
     outputs = set(graph.outputs)
-    nodes = sorted(inside | _fixed_before(graph, places))
+    nodes = sorted(inside | fixed_before(places, graph.inputs_of, graph.writer, graph.fixed))
     buffers = graph.buffers(nodes)
     return Layer(
         name=name,
@@ -120,34 +119,11 @@ def weight_name(buffer: int) -> str:
     return f"buffer {buffer}"
 
 
-def _fixed_before(graph: TfliteGraph, places: Iterable[int]) -> set[int]:
-    """The operators that compute the constants which `places` use."""
-    found: set[int] = set()
-    pending = list(places)
-    while pending:
-        for tensor in graph.inputs_of(pending.pop()):
-            place = graph.writer.get(tensor)
-            if place in graph.fixed and place not in found:
-                found.add(place)
-                pending.append(place)
-    return found
-
-
-def _layer_names(graph: TfliteGraph, layers: list[list[int]]) -> list[str]:
-    """Each layer by what it writes last, made plain and unique: operators have no names here, tensors do."""
-    used = {INPUT_LAYER}
-    names = []
-    for places in layers:
-        written = next((name for place in reversed(places) for name in graph.writes(place)), "")
-        plain = re.split(r"[;]", written)[0]
-        base = re.sub(r"[^\w./:+-]+", "_", plain).strip("/_")[-80:].strip("/_") or graph.op(places[0]).lower()
-        name, count = base, 1
-        while name in used:
-            count += 1
-            name = f"{base}-{count}"
-        used.add(name)
-        names.append(name)
-    return names
+def _layer_name(graph: TfliteGraph, places: list[int]) -> str:
+    """What the layer writes last, made plain: operators have no names here, tensors do."""
+    written = next((name for place in reversed(places) for name in graph.writes(place)), "")
+    plain = re.split(r"[;]", written)[0]
+    return re.sub(r"[^\w./:+-]+", "_", plain).strip("/_")[-80:].strip("/_") or graph.op(places[0]).lower()
 
 
 def _sizes(graph: TfliteGraph, types: Mapping[str, TensorType]) -> Sizes:

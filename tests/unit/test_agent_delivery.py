@@ -129,6 +129,7 @@ class Cloud:
     def __init__(self, twist: Callable[[int, str, bytes], list[bytes]]) -> None:
         self.twist = twist
         self.sent = 0
+        self.unheard = 0
         self.kept: dict[str, bytes] = {}
         self.wire = FakeWire(self._answer)
         clock = itertools.count(0.0, 0.5)  # half a second passes at each look, so that nobody's patience is waited out
@@ -138,6 +139,9 @@ class Cloud:
         assert isinstance(wish, messages.FetchChunks) and len(wish.chunks) <= LIMITS.window_chunks
         for sha256 in wish.chunks:
             self.sent += 1
+            if messages.chunk_topic(sha256) not in self.wire.topics:
+                self.unheard += 1  # published, and nobody there to hear it
+                continue
             for payload in self.twist(self.sent, sha256, CHUNKS[sha256]):
                 self.fetcher.received(sha256, payload)
 
@@ -157,6 +161,16 @@ def test_a_large_release_is_listened_for_a_bounded_way_ahead(monkeypatch: pytest
     cloud.fetcher.fetch("r" * 64, SIZES)
     assert cloud.kept == CHUNKS
     assert cloud.wire.most_topics <= 2 * 8 and not cloud.wire.topics
+
+
+@pytest.mark.parametrize("listened", [2, 8, 16, 39])
+def test_chunks_beyond_what_was_listened_for_were_asked_for(listened: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were published to nobody, and came a time-out later: a release larger than what is listened for at once."""
+    monkeypatch.setattr("edgesplit_agent.delivery.LISTEN_CHUNKS", listened)
+    cloud = Cloud(lambda number, sha256, data: [data])
+    cloud.fetcher.fetch("r" * 64, SIZES)
+    assert cloud.kept == CHUNKS
+    assert cloud.unheard == 0 and cloud.sent == len(CHUNKS)
 
 
 def test_lost_doubled_and_spoilt_chunks_are_asked_for_again() -> None:

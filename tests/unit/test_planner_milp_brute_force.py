@@ -181,3 +181,8 @@ def check_conflict(
                 if any(max(trial.tier[:count], default=0) == 0 for trial in others)
             )
             assert one.least == most, label
+
+
+def test_the_rounding_of_a_sum_that_cancels_was_taken_for_its_size() -> None:
+    """Every weight elsewhere and nothing held: the memory is 0 but for its rounding, and no scale for the solver."""
+    check(766966397)
