@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ import msgspec
 
 import edgesplit
 from edgesplit.errors import UsageError
+from edgesplit.floor import Floor
 from edgesplit.http1 import Server
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
@@ -53,6 +54,8 @@ class AgentSettings:
     link: str | None = None
     fetch_bytes_per_s: float = math.inf
     """Releases are fetched no faster than this."""
+    floor: Floor = field(default_factory=Floor)
+    """What no plan may send away, whoever signed it."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -72,7 +75,7 @@ class Agent:
         self._engine = Engine(identity.device_class, self._remote, observe=self._observe)
         self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
         store = ChunkStore(folder.chunks, folder.releases)
-        self._work = Work(folder, identity, self._engine, store, self._make_runtime)
+        self._work = Work(folder, identity, self._engine, store, self._make_runtime, settings.floor)
         self._updater = Updater(self._work)
         self._tls, self._store = tls, store
         self._uplink: Uplink | None = None
@@ -131,6 +134,7 @@ class Agent:
             "link_emulated": self._settings.link or "",
             "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
             "session": uplink.session_number if uplink else 0,
+            "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
             "breaker": self._engine.breaker.state,

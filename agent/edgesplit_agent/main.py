@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
+from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import parse_link, parse_rate
 from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
@@ -60,6 +61,16 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
     run.add_argument("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
     run.add_argument(
+        "--keep-raw-input", action="store_true", help="whatever a plan says, what applications give does not leave"
+    )
+    run.add_argument(
+        "--keep-first",
+        type=_layers,
+        default=0,
+        metavar="N",
+        help="whatever a plan says, the first N layers run here before anything leaves",
+    )
+    run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
     run.add_argument(
@@ -90,6 +101,12 @@ def _data(parser: argparse.ArgumentParser) -> None:
 def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
+
+
+def _layers(text: str) -> int:
+    if not text.isdigit() or len(text) > 6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of layers")
     return int(text)
 
 
@@ -139,6 +156,7 @@ def _run(options: argparse.Namespace) -> int:
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
                 broker=options.broker, link=options.link, threads=options.threads,
                 fetch_bytes_per_s=fetch_bytes_per_s,
+                floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

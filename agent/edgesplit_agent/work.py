@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
+from edgesplit.floor import Floor
 from edgesplit.messages import ModelState
 from edgesplit.plan import Plan
 from edgesplit.release import Manifest, Statement
@@ -42,11 +43,13 @@ class Work:
         engine: Engine,
         store: ChunkStore,
         make_runtime: Callable[[Plan], Runtime],
+        floor: Floor | None = None,
     ) -> None:
         self._folder = folder
         self._identity = identity
         self._engine = engine
         self._make_runtime = make_runtime
+        self._floor = floor
         self._root = identity.tuf_root.encode()
         self._trust = TrustStore(folder.trust, self._root)
         self._store = store
@@ -192,7 +195,7 @@ class Work:
         self._current = current
 
     def _load(self, release: str) -> ActiveRelease:
-        return load(self._open(release), self._identity.device_class, self._make_runtime)
+        return load(self._open(release), self._identity.device_class, self._make_runtime, self._floor)
 
     def _open(self, release: str) -> Release:
         return open_release(self._folder.releases, release, self._root)
@@ -219,7 +222,7 @@ class Work:
             return False
 
     def _slices(self, manifest: Manifest) -> set[str]:
-        return device_slices(plan_for(manifest, self._identity.device_class), manifest)
+        return device_slices(plan_for(manifest, self._identity.device_class, self._floor), manifest)
 
     def _wanted_chunks(self, manifest: Manifest) -> dict[str, int]:
         return {**manifest.chunks(self._slices(manifest)), **self._golden_chunks(manifest)}

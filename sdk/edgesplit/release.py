@@ -201,6 +201,9 @@ def _check(manifest: Manifest) -> None:
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
             if set(row.sends) & set(plan.never_leaves):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
+            here = {layer for one in manifest.slices if one.name in row.device for layer in one.layers}
+            if not here.issuperset(plan.earliest_cut):
+                raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan says is allowed")
 
 
 def _check_file(owner: str, file: SliceFile) -> None:

@@ -74,6 +74,7 @@ def test_one_release_serves_a_group_of_different_devices(up: Up, tmp_path: Path)
     assert made["devices"] == ["nano-group", "pi-group"]
     assert {plan["device_class"] for plan in made["plans"]} == {"jetson-nano", "raspberrypi4"}
     assert all("image" in plan["never_leaves"] for plan in made["plans"])
+    assert all(plan["earliest_cut"] for plan in made["plans"])
     for device in (pi, nano):
         assert device.statement().releases[0].release == made["release"]
         device.session.stop()
