@@ -1,4 +1,5 @@
-"""The HTTP API: JSON over HTTPS, an operator's bearer token on all but health and enrolment. docs/protocol.md lists it.
+"""The HTTP API: JSON over TLS. The operator's certificate and token on all but health, enrolment and renewal.
+docs/protocol.md lists it.
 
 Promises: bodies are bounded before they are read, errors are `{"error": text, "kind": name}` with the status of their
 kind, and heavy work runs one at a time in a thread of its own, so that nothing else waits for it. What the calls do is
@@ -34,11 +35,14 @@ from edgesplit.identity import Renewal
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.devices import CLAIM_S, ClaimWish
+from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.planning import OWN_CLASS, Wish
 from edgesplit_controller.refusals import Conflict, Forbidden
 
 log = logging.getLogger(__name__)
 
+OPERATOR = "operator"
+"""Whose certificate the operator's calls must show."""
 JSON_BYTES = 1_000_000
 SAMPLES_BYTES = 128 * 2**20
 BLOCK_BYTES = 1 << 20
@@ -195,7 +199,13 @@ def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: H
 
 
 def _operator(request: Request) -> None:
-    """Forbidden without the operator's token."""
+    """Forbidden without the operator's certificate and token."""
+    peer: Peer | None = request.scope.get(SCOPE)
+    if peer is None or peer.name != OPERATOR:
+        shown = f"that of {peer.name!r}" if peer else "none"
+        raise Forbidden(
+            f"the operator's certificate is needed (keys/{OPERATOR}.pem in the data folder), and {shown} was shown"
+        )
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), request.app.state.token):
         raise Forbidden(
@@ -237,12 +247,14 @@ def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
 def renew(request: Request, body: RenewBody) -> dict[str, Any]:
     """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
     _not_too_often(request)
+    peer: Peer | None = request.scope.get(SCOPE)
     try:
         signature = base64.b64decode(body.signature, validate=True)
     except binascii.Error as error:
         raise UsageError("signature: not base64") from error
     return _controller(request).renew(
-        Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature)
+        Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
+        shown_serial=peer.serial if peer else None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 from typing import Any, Protocol
 
 import msgspec
@@ -195,9 +196,15 @@ class Controller:
         self.tell.tell([let_in.device])
         return self._enrolled(let_in)
 
-    def renew(self, renewal: Renewal) -> dict[str, Any]:
-        """A new certificate for a device that proves to hold the key of one of ours, expired or not."""
+    def renew(self, renewal: Renewal, *, shown_serial: int | None) -> dict[str, Any]:
+        """A new certificate for a device that proves to hold the key of one of ours, expired or not.
+
+        `shown_serial` is of the certificate that the connection showed: the same one, or none where it has expired.
+        """
         old = self.authority.recognise(renewal.certificate_pem.encode())
+        expired = old.not_valid_after_utc.timestamp() <= time()
+        if shown_serial != old.serial_number and not (expired and shown_serial is None):
+            raise Forbidden("a certificate is renewed over a connection that shows it, until it has expired")
         try:
             check_renewal(renewal, old)
         except TrustError as error:

@@ -20,7 +20,6 @@ import os
 import secrets
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -38,7 +37,7 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
 from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
-from edgesplit_controller.api import Heavy, create_app
+from edgesplit_controller.api import OPERATOR, Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
@@ -48,6 +47,7 @@ from edgesplit_controller.database import Database
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
+from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
@@ -122,6 +122,7 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
 
     controller, delivery, revocations = _assemble(settings, authority, repository, stack)
     revocations.publish()
+    authority.issue_client(OPERATOR)
     revocations.tell(_broker(settings, credentials["broker"], stack))
     _mqtt(settings, authority, delivery, stack)
     stack.callback(revocations.stop)
@@ -240,6 +241,7 @@ def _api(
     app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy())
     config = uvicorn.Config(
         app,
+        http=TellingPeers,
         ssl_certfile=credentials.certificate_file,
         ssl_keyfile=credentials.key_file,
         log_config=None,
@@ -250,8 +252,8 @@ def _api(
         timeout_graceful_shutdown=3,
     )
     config.load()
-    if config.ssl is not None:
-        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Mutual, but for who has no certificate yet, or one that expired: what those may is the application's to say.
+    config.ssl = credentials.server_context(client_required=False)
     server = uvicorn.Server(config)
     listener = _listener(settings.address, settings.api_port)
     stack.callback(listener.close)
