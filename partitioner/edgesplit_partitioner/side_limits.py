@@ -186,13 +186,26 @@ def _forced(costs: Costs, limits: Limits, remote: str) -> Sides:
         return Sides(everywhere, nowhere)
     if not limits.force_after and last in ("cloud", remote):
         return Sides(nowhere, everywhere)
-    known = [layer.name for layer in costs.layers]
-    if last not in known:
-        near = difflib.get_close_matches(last, known, 3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UsageError(f"limits: no layer is called {last!r}{hint}")
+    check_layer(costs, last, limits.force_label)
     device = _closed(costs, {last: label}, {}).device
     return Sides(device, tuple("" if held else label for held in device))
+
+
+def check_layer(costs: Costs, name: str, label: str) -> None:
+    """UsageError where the model has no layer of that name; `label` is the limit that names it."""
+    known = [layer.name for layer in costs.layers]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"{label}: no layer is called {name!r}{hint}")
+
+
+def check_first(costs: Costs, limits: Limits) -> None:
+    """UsageError where more first layers shall stay than there are: the slip of a hand, not a wish."""
+    if limits.keep_first > len(costs.layers):
+        raise UsageError(
+            f"keep_first={limits.keep_first}: {costs.model} has {len(costs.layers)} layers; force=device keeps them all"
+        )
 
 
 def _first(columns: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
