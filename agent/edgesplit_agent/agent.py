@@ -22,8 +22,9 @@ from edgesplit.plan import Plan
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
-from edgesplit_agent.endpoint import Endpoint
+from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.folder import DataFolder, Here, Identity
@@ -56,6 +57,8 @@ class AgentSettings:
     """Releases are fetched no faster than this."""
     floor: Floor = field(default_factory=Floor)
     """What no plan may send away, whoever signed it."""
+    health_s: float = HEALTH_S
+    """A release on trial serves so long without a failure of its own before it is committed."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -72,18 +75,21 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
-        self._engine = Engine(identity.device_class, self._remote, observe=self._observe)
+        self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
         self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
         store = ChunkStore(folder.chunks, folder.releases)
-        self._work = Work(folder, identity, self._engine, store, self._make_runtime, settings.floor)
-        self._updater = Updater(self._work)
+        self._work = Work(
+            folder, identity, self._engine, store, self._make_runtime,
+            floor=settings.floor, endpoint=lambda: answers(self.url),
+        )  # fmt: skip
+        self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls, self._store = tls, store
         self._uplink: Uplink | None = None
         self._renewing = Renewing(folder, identity, self._renewed)
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
-        want, running = self._work.boot()
+        want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._engine.start()
         self._uplink = Uplink(
@@ -99,7 +105,7 @@ class Agent:
             certificate=lambda: str(certificate_in_use(self._folder).serial_number),
         )
         self._work.connect(self._uplink)
-        self._updater.start(want, running)
+        self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
         here = Here(device=self._identity.device, url=self.url, pid=os.getpid(), emulated=self._settings.emulate)
@@ -112,6 +118,7 @@ class Agent:
         if self._uplink is not None:
             self._uplink.stop()
         self._updater.stop()
+        self._work.stopped()
         self._engine.stop()
         if self._shaped is not None:
             self._shaped.stop()
@@ -140,6 +147,9 @@ class Agent:
             "breaker": self._engine.breaker.state,
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
             "wanted": msgspec.to_builtins(model_states(want, have)),
+            "safe_mode": have.safe_mode,
+            "trouble": have.offer_trouble,
+            "starts_not_found_healthy": have.starts,
             "joined": self._engine.joined,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
@@ -163,6 +173,9 @@ class Agent:
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
         }
+
+    def _own_part(self, release: str, error: Exception | None) -> None:
+        self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
         self._windows.observe(model, result.report if isinstance(result, Answer) else None)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from edgesplit.durable import write_durably
+from edgesplit.durable import make_folders, write_durably
 from edgesplit.errors import EdgeError, MalformedMessage
 from edgesplit.release import Manifest, SliceFile, decode_manifest
 
@@ -90,7 +90,7 @@ class ChunkStore:
 
     def check_room(self, wanted: Mapping[str, int], whole_bytes: int) -> None:
         """EdgeError unless the disk holds the wanted chunks and the release made of them."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self._folder)
         need = sum(wanted.values()) + whole_bytes + RESERVE_BYTES
         free = shutil.disk_usage(self._folder).free
         if free < need:

@@ -19,6 +19,7 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import parse_link, parse_rate
+from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
@@ -26,6 +27,7 @@ from edgesplit_agent.folder import DataFolder
 
 log = logging.getLogger("edgesplit_agent")
 MOST_THREADS = 256
+LONGEST_HEALTH_S = 86_400.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
         help="whatever a plan says, the first N layers run here before anything leaves",
     )
     run.add_argument(
+        "--health-seconds",
+        type=_seconds,
+        default=HEALTH_S,
+        metavar="N",
+        help=f"a new release serves so long without a failure of its own before it is committed (default {HEALTH_S:g})",
+    )
+    run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
     run.add_argument(
@@ -108,6 +117,16 @@ def _layers(text: str) -> int:
     if not text.isdigit() or len(text) > 6:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of layers")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_HEALTH_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: 0 to {LONGEST_HEALTH_S:g}")
+    return seconds
 
 
 def _threads(text: str) -> int:
@@ -155,8 +174,8 @@ def _run(options: argparse.Namespace) -> int:
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
                 broker=options.broker, link=options.link, threads=options.threads,
-                fetch_bytes_per_s=fetch_bytes_per_s,
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
+                fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

@@ -123,9 +123,10 @@ class Uplink:
         """Why it is not."""
         return self._session.problem
 
-    def report(self, counter: int, models: tuple[ModelState, ...]) -> None:
+    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str = "", trouble: str = "") -> None:
         """Tell what runs; LinkError unless the broker has it."""
-        self._publish("reported", Reported(self.session_number, counter, models), wait_s=REPORT_S)
+        said = Reported(self.session_number, counter, models, safe_mode, trouble)
+        self._publish("reported", said, wait_s=REPORT_S)
 
     def _publish(self, kind: messages.Kind, message: messages.Message, wait_s: float | None) -> None:
         topic = messages.topic(self._identity.device, kind)

@@ -77,7 +77,9 @@ class ModelState(msgspec.Struct, frozen=True):
     """The release that runs; empty if none does."""
     wanted: str
     """The release the newest valid statement asks for."""
-    state: Literal["fetching", "staged", "running", "failed"]
+    state: Literal["fetching", "staged", "trial", "running", "failed", "rolled back", "safe mode"]
+    """`trial`: runs, and was not found healthy yet. `rolled back`: it ran, was unhealthy, and what ran before runs
+    again. `safe mode`: it is not loaded, for the agent did not live with it."""
     detail: str = ""
     """Why it failed, for people."""
 
@@ -89,6 +91,10 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
     counter: int
     """Of the statement acted upon."""
     models: tuple[ModelState, ...]
+    safe_mode: str = ""
+    """Why no model is loaded; empty outside of safe mode."""
+    trouble: str = ""
+    """Why the newest statement is not obeyed."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

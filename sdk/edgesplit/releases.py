@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgesplit import names
-from edgesplit.durable import sync_folder, write_durably
+from edgesplit.durable import make_folders, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.release import Manifest, Slice, SliceFile, release_digest
@@ -113,10 +113,17 @@ def remove_release(folder: Path, digest: str) -> None:
         _discard(home, folder / f".{digest}.removed")
 
 
+def remove_remains(folder: Path) -> None:
+    """Delete what was cut off on its way into a release or out of one. Nobody else may be writing there."""
+    for pattern in (".*.part", ".*.removed", "*/slices/.*.part", "*/slices/.*.removed"):
+        for remains in list(folder.glob(pattern)):
+            _remove_tree(remains)
+
+
 def _write_anew(
     folder: Path, digest: str, raw_manifest: bytes, proof: Proof, wanted: Collection[Slice], chunk: ChunkSource
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     home, part = folder / digest, folder / f".{digest}.part"
     _remove_tree(part)
     try:

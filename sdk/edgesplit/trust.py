@@ -21,13 +21,19 @@ from typing import Any, TypeVar
 
 import msgspec
 from securesystemslib.signer import Signature
-from tuf.api.exceptions import DownloadError, DownloadHTTPError, DownloadLengthMismatchError, RepositoryError
+from tuf.api.exceptions import (
+    DownloadError,
+    DownloadHTTPError,
+    DownloadLengthMismatchError,
+    ExpiredMetadataError,
+    RepositoryError,
+)
 from tuf.api.metadata import Metadata, Root, Snapshot, Targets, Timestamp
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from edgesplit import names
-from edgesplit.durable import write_durably
-from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError
+from edgesplit.durable import make_folders, write_durably
+from edgesplit.errors import EdgeError, Expired, LinkError, MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.messages import decode
 from edgesplit.release import Manifest, Signed, Statement, decode_manifest, release_digest
@@ -284,7 +290,7 @@ class TrustStore:
             if install:
                 self._require_fresh()
                 if statement.expires <= self._now():
-                    raise TrustError(f"statement {statement.counter} has expired: nothing is installed")
+                    raise Expired(f"statement {statement.counter} has expired: nothing is installed")
             self._write_record(Record(self._record.roles, {**self._record.statements, device: mark}))
             return statement
 
@@ -331,7 +337,7 @@ class TrustStore:
         if self._fresh_until is None:
             raise LinkError("metadata was not refreshed since the start: refresh before installing")
         if self._fresh_until <= self._now():
-            raise TrustError("metadata has expired: what runs is kept, nothing is installed")
+            raise Expired("metadata has expired: what runs is kept, nothing is installed")
 
     def _load_record(self) -> Record:
         try:
@@ -361,7 +367,7 @@ class TrustStore:
             return self._update(fetch)
 
     def _update(self, fetch: Fetch) -> _View:
-        self._cache.mkdir(parents=True, exist_ok=True)
+        make_folders(self._cache)
         fetcher = _Fetcher(fetch)
         try:
             updater = Updater(str(self._cache), "metadata/", fetcher=fetcher, config=_CONFIG, bootstrap=self._bootstrap)
@@ -373,6 +379,8 @@ class TrustStore:
             raise TrustError(f"metadata larger than allowed: {error}") from error
         except DownloadError as error:
             raise (fetcher.failure or LinkError(f"fetching metadata: {error}")) from error
+        except ExpiredMetadataError as error:
+            raise Expired(f"metadata has expired, or this clock is wrong: {error}") from error
         except RepositoryError as error:
             raise TrustError(f"metadata: {error}") from error
         except (ValueError, TypeError, KeyError, RuntimeError) as error:

@@ -231,7 +231,7 @@ class Process:
             "--claim",
             str(self.claim),
         ]
-        argv += ["--port", "0", "--die-with-parent", "--log-level", "debug", *self.extra]
+        argv += ["--port", "0", "--die-with-parent", "--log-level", "debug", "--health-seconds", "0.2", *self.extra]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)

@@ -103,7 +103,9 @@ def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None
     until = time.monotonic() + seconds
     while True:
         behind = _behind(api, devices, release)
-        failed = {name: text for name, text in behind.items() if text.startswith("failed")}
+        failed = {
+            name: text for name, text in behind.items() if text.startswith(("failed", "rolled back", "safe mode"))
+        }
         if not behind:
             return
         if failed or time.monotonic() > until:
