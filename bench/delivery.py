@@ -38,7 +38,6 @@ from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 
-RELEASE = "a" * 64
 MBIT = 125_000.0
 PLAIN = "edgesplit/v1/chunk/" + "f" * 64
 PATIENCE_S = 300.0
@@ -68,6 +67,7 @@ class World:
         self.authority = Authority(folder / "ca")
         hosts = ["localhost", "127.0.0.1"]
         self.broker = Broker(folder / "broker", self.authority.issue_server("broker", hosts), 0)
+        self.release = ""
         self.chunks: dict[str, bytes] = {}
         self.sent = 0
         """Bytes of chunks that the controller handed to the broker."""
@@ -93,7 +93,8 @@ class World:
         self.broker.stop()
 
     def fill(self, size: int) -> None:
-        """Other chunks, of so many bytes together."""
+        """Another release, of so many bytes."""
+        self.release = random.randbytes(32).hex()
         made = (random.randbytes(LIMITS.chunk_bytes) for _ in range(max(1, size // LIMITS.chunk_bytes)))
         self.chunks = {hashlib.sha256(data).hexdigest(): data for data in made}
         self.sent = 0
@@ -150,7 +151,7 @@ class Device:
         """All of the world's chunks in one file of one slice."""
         chunks = tuple(Chunk(sha256, size) for sha256, size in self.world.sizes.items())
         whole = SliceFile("weights.bin", sum(self.world.sizes.values()), "0" * 64, chunks)
-        return self.store.assembly(Layout(RELEASE, (("s01", whole),), {}))
+        return self.store.assembly(Layout(self.world.release, (("s01", whole),), {}))
 
     def missing(self) -> dict[str, int]:
         return self.assembly.missing()
@@ -167,7 +168,7 @@ class Device:
                 assembly.put_all(chunks)
             self.kept += len(chunks)
 
-        self.fetcher.fetch(RELEASE, wanted, tuple(self.world.chunks), keep, stop)
+        self.fetcher.fetch(self.world.release, wanted, tuple(self.world.chunks), keep, stop)
         return Sent(perf_counter() - start, sum(wanted.values()))
 
 

@@ -27,7 +27,7 @@ LISTEN_CHUNKS = 512
 """Chunks that a device listens for at once: 64 MiB ahead of what it has."""
 TOPICS_AT_ONCE = 128
 """In one subscription."""
-LISTEN_FIRST_S = 0.3
+LISTEN_FIRST_S = 0.1
 """At most so long a fetch listens for a stream that others asked for before it asks itself."""
 LOOK_S = 0.2
 """How soon a fetch that shall stop is noticed."""
