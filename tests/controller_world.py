@@ -248,13 +248,13 @@ class Device:
                 assert len(data) <= max_bytes
                 return data
 
-    def chunks(self, release: str, wanted: list[str]) -> dict[str, bytes]:
-        """Chunks by digest, in windows."""
+    def chunks(self, release: str, listed: list[str]) -> dict[str, bytes]:
+        """All chunks of a release that lists them so, by digest, in windows."""
         found: dict[str, bytes] = {}
-        for start in range(0, len(wanted), LIMITS.window_chunks):
-            window = wanted[start : start + LIMITS.window_chunks]
+        for start in range(0, len(listed), LIMITS.window_chunks):
+            window = listed[start : start + LIMITS.window_chunks]
             self.session.subscribe([messages.chunk_topic(one) for one in window], qos=0)
-            self.say("fetch", messages.FetchChunks(release, tuple(window)))
+            self.say("fetch", messages.FetchChunks.of(release, range(start, start + len(window))))
             found.update({one: self.next(messages.chunk_topic(one))[0] for one in window})
         return found
 

@@ -27,6 +27,7 @@ from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.enrolment import credentials
+from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.remote import Remote
 from edgesplit_agent.renewal import Renewing, certificate_in_use
@@ -59,6 +60,10 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    fetch_hours: tuple[Span, ...] = ()
+    """Releases are fetched in these hours only; empty: at any time."""
+    store_quota_bytes: int | None = None
+    """Releases take no more room than this; None: half of the disk."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -77,13 +82,13 @@ class Agent:
         self._remote = self._make_remote(tls)
         self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
         self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
-        store = ChunkStore(folder.chunks, folder.releases)
+        store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._make_runtime,
-            floor=settings.floor, endpoint=lambda: answers(self.url),
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
-        self._tls, self._store = tls, store
+        self._tls = tls
         self._uplink: Uplink | None = None
         self._renewing = Renewing(folder, identity, self._renewed)
 
@@ -97,7 +102,6 @@ class Agent:
             self._identity,
             host_and_port(self._settings.broker or self._identity.broker, "broker"),
             self._tls,
-            keep_chunks=self._store.put_all,
             fetch_bytes_per_s=self._settings.fetch_bytes_per_s,
             sample=self._sample,
             emulated=self._settings.emulate,

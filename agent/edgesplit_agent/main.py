@@ -23,7 +23,9 @@ from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
+from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.room import parse_size
 
 log = logging.getLogger("edgesplit_agent")
 MOST_THREADS = 256
@@ -80,6 +82,16 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a new release serves so long without a failure of its own before it is committed (default {HEALTH_S:g})",
     )
     run.add_argument(
+        "--fetch-window", type=_span, action="append", default=[], metavar="HH:MM-HH:MM",
+        help="fetch releases only then, local time; may cross midnight and be given several times",
+    )  # fmt: skip
+    run.add_argument(
+        "--store-quota",
+        type=_size,
+        metavar="SIZE",
+        help="releases take no more, as in 2GB (default: half the disk)",
+    )
+    run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
     run.add_argument(
@@ -129,6 +141,20 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _span(text: str) -> Span:
+    try:
+        return parse_span(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _threads(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
@@ -176,6 +202,8 @@ def _run(options: argparse.Namespace) -> int:
                 broker=options.broker, link=options.link, threads=options.threads,
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
+                fetch_hours=tuple(options.fetch_window),
+                store_quota_bytes=options.store_quota,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

@@ -13,21 +13,15 @@ from edgesplit.messages import ModelState
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan
 from edgesplit.release import Manifest, Statement
-from edgesplit.releases import (
-    Release,
-    open_release,
-    remove_release,
-    remove_remains,
-    stored_releases,
-    write_release,
-)
+from edgesplit.releases import Release, adopt_release, open_release, remove_remains, stored_releases
 from edgesplit.runtime import Runtime
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
 from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
 from edgesplit_agent.active import ActiveRelease, check_golden, device_slices, load, plan_for
-from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent.chunks import ChunkStore, Layout
 from edgesplit_agent.engine import Engine
+from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.updates import ReleaseState, Standing
 from edgesplit_agent.uplink import Uplink
@@ -57,6 +51,7 @@ class Work:
         *,
         floor: Floor | None = None,
         endpoint: Callable[[], None] = lambda: None,
+        hours: FetchHours | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`endpoint` raises where applications are not answered; `now` is the wall clock, in Unix seconds."""
@@ -73,6 +68,11 @@ class Work:
         self._loaded: dict[str, ActiveRelease] = {}
         self._current = Current()
         self._starts_before = 0
+        self._wanted: set[str] = set()
+        """Releases that the newest believed statement names."""
+        self._urgent: set[str] = set()
+        """Those of them that are fetched at any hour."""
+        self._hours = hours or FetchHours(())
         self._uplink: Uplink | None = None
 
     def boot(self) -> Statement | None:
@@ -157,10 +157,16 @@ class Work:
             return None
         try:
             proof = self._trust.proof()
-            return verify_statement_offline(self._current.statement, self._identity.device, proof, self._root)
+            stored = verify_statement_offline(self._current.statement, self._identity.device, proof, self._root)
         except EdgeError as error:
             log.warning("the stored statement cannot be verified until the controller is reached: %s", error)
             return None
+        self._wants(stored)
+        return stored
+
+    def _wants(self, statement: Statement) -> None:
+        self._wanted = {one.release for one in statement.releases}
+        self._urgent = {one.release for one in statement.releases if one.now}
 
     def connect(self, uplink: Uplink) -> None:
         """From now on there is a network to fetch by and report to."""
@@ -187,6 +193,7 @@ class Work:
         self._commit(activation.obeying(self._current, raw, statement.counter, wanted))
         if was_safe and self._current.safe is None:
             log.warning("safe mode ends: something else is to run")
+        self._wants(statement)
         return statement
 
     def fetch_manifest(self, release: str) -> None:
@@ -196,27 +203,41 @@ class Work:
         self._papers[release] = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
-        """Get the chunks that are not here, if the disk holds what they make."""
-        paper = self._paper(release)
-        wanted = self._wanted_chunks(paper.manifest)
-        missing = self._store.missing(wanted)
-        self._store.check_room(missing, sum(wanted.values()))
-        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(wanted))
-        self._net.chunks.fetch(release, missing, superseded)
+        """Get the chunks that are not here, if there is room for them and now is the time."""
+        manifest = self._paper(release).manifest
+        layout = Layout.of(release, manifest, self._slices(manifest))
+        assembly = self._store.assembly(layout)
+        missing = assembly.missing()
+        if not missing:
+            return True
+        self._store.make_room(layout, missing, self._protected())
+        urgent = release in self._urgent
+        self._hours.check(urgent)
+        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
+
+        def stop() -> bool:
+            return superseded() or not (urgent or self._hours.open)
+
+        self._net.chunks.fetch(release, missing, tuple(manifest.chunk_list()), assembly.put_all, stop)
+        if not superseded():
+            self._hours.check(urgent)
         return not superseded()
 
     def stage(self, release: str) -> None:
-        """Put this class's slices together, durably, under the release's digest."""
+        """Make this class's slices, which lie ready, the release: a rename."""
         paper = self._paper(release)
-        write_release(
-            self._folder.releases,
-            release,
-            paper.raw,
-            paper.proof,
-            self._chunk,
-            bootstrap_root=self._root,
-            only=self._slices(paper.manifest),
-        )
+        slices = self._slices(paper.manifest)
+        assembly = self._store.assembly(Layout.of(release, paper.manifest, slices))
+        assembly.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            adopt_release(
+                self._folder.releases, release, paper.raw, paper.proof, assembly.folder, slices,
+                bootstrap_root=self._root,
+            )  # fmt: skip
+        except TrustError as error:
+            if assembly.missing():
+                raise LinkError(f"release {release[:12]} was spoilt on disk: it is completed again") from error
+            raise
 
     def verify(self, release: str) -> None:
         """Load it, and let it answer its golden inputs. What is loaded here is what will serve.
@@ -283,13 +304,9 @@ class Work:
         unwanted = set(self._current.models) - {one.model for one in want.releases} - set(self._engine.serving)
         for model in unwanted:  # spoilt, so that it never ran, and nobody asks for it any more
             self._commit(activation.retired(self._current, model))
-        ran = {release for slots in self._current.models.values() for release in (slots.committed, slots.trial)}
-        kept = {*ran, *(one.release for one in want.releases)}
+        kept = {*self._protected(), *(one.release for one in want.releases)}
         remove_remains(self._folder.releases)
-        for release in set(stored_releases(self._folder.releases)) - kept:
-            remove_release(self._folder.releases, release)
-            log.info("removed release %s", release[:12])
-        self._store.forget(())
+        self._store.forget(kept)
         self._papers = {release: paper for release, paper in self._papers.items() if release in kept}
         self._loaded = {release: active for release, active in self._loaded.items() if release in kept}
 
@@ -307,8 +324,9 @@ class Work:
                 return ReleaseState()
             self._papers[release] = paper
             staged = self._is_staged(release, paper.manifest)
-            wanted = self._golden_chunks(paper.manifest) if staged else self._wanted_chunks(paper.manifest)
-            return ReleaseState(manifest=True, whole=not self._store.missing(wanted), staged=staged)
+            slices = set() if staged else self._slices(paper.manifest)
+            missing = self._store.assembly(Layout.of(release, paper.manifest, slices)).missing()
+            return ReleaseState(manifest=True, whole=not missing, staged=staged)
         except EdgeError as error:
             return ReleaseState(refused=str(error))
 
@@ -362,13 +380,10 @@ class Work:
     def _slices(self, manifest: Manifest) -> set[str]:
         return device_slices(plan_for(manifest, self._identity.device_class, self._floor), manifest)
 
-    def _wanted_chunks(self, manifest: Manifest) -> dict[str, int]:
-        return {**manifest.chunks(self._slices(manifest)), **self._golden_chunks(manifest)}
-
-    @staticmethod
-    def _golden_chunks(manifest: Manifest) -> dict[str, int]:
-        pairs = [chunk for golden in manifest.golden for chunk in (golden.request, golden.response)]
-        return {chunk.sha256: chunk.bytes for chunk in pairs}
+    def _protected(self) -> set[str]:
+        """Releases that are never dropped for another's sake: what runs or would in its place, and what is wanted."""
+        ran = {release for slots in self._current.models.values() for release in (slots.committed, slots.trial)}
+        return {*ran, *self._wanted} - {""}
 
     def _chunk(self, sha256: str) -> bytes:
         data = self._store.get(sha256)

@@ -74,7 +74,7 @@ class Releasing:
         self._repository = repository
         self._offload_releases = offload_releases
         self._now = now
-        self._manifests: OrderedDict[str, tuple[Manifest, frozenset[str]]] = OrderedDict()
+        self._manifests: OrderedDict[str, tuple[Manifest, tuple[str, ...]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def release(self, model: Model, links: Mapping[str, Link], wish: Wish) -> tuple[str, Manifest]:
@@ -110,10 +110,10 @@ class Releasing:
         found = self._known(digest)
         return found[0] if found else None
 
-    def chunks_of(self, digest: str) -> frozenset[str]:
-        """The chunks of a release, golden ones included; none for a release that is not known."""
+    def chunks_of(self, digest: str) -> tuple[str, ...]:
+        """The chunks of a release in the order in which devices count them; none for a release that is not known."""
         found = self._known(digest)
-        return found[1] if found else frozenset()
+        return found[1] if found else ()
 
     def all(self) -> Sequence[Release]:
         """Every release, oldest first."""
@@ -153,7 +153,7 @@ class Releasing:
                 return dated
         return msgspec.structs.replace(manifest, created=iso_time(self._now()))
 
-    def _known(self, digest: str) -> tuple[Manifest, frozenset[str]] | None:
+    def _known(self, digest: str) -> tuple[Manifest, tuple[str, ...]] | None:
         with self._lock:
             if digest in self._manifests:
                 self._manifests.move_to_end(digest)
@@ -162,7 +162,7 @@ class Releasing:
             if session.get(Release, digest) is None:
                 return None
         manifest = decode_manifest(self._blobs.get(digest))
-        found = manifest, frozenset(manifest.chunks()) | frozenset(_golden_chunks(manifest))
+        found = manifest, tuple(manifest.chunk_list())
         with self._lock:
             self._manifests[digest] = found
             while len(self._manifests) > REMEMBERED:
@@ -224,7 +224,3 @@ def _golden(pair: GoldenPair) -> Golden:
 
 def _chunk(data: bytes) -> Chunk:
     return Chunk(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
-
-
-def _golden_chunks(manifest: Manifest) -> Iterable[str]:
-    return (chunk.sha256 for golden in manifest.golden for chunk in (golden.request, golden.response))

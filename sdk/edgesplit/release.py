@@ -119,6 +119,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 return one
         raise KeyError(name)
 
+    def chunk_list(self) -> dict[str, int]:
+        """Size by digest of all that a device may ask for, each once, in the order in which requests count chunks:
+        slices as they are listed, then golden inputs."""
+        return {**self.chunks(), **self.golden_chunks()}
+
+    def golden_chunks(self) -> dict[str, int]:
+        """Size by digest of the golden inputs and their answers."""
+        return {chunk.sha256: chunk.bytes for golden in self.golden for chunk in (golden.request, golden.response)}
+
     def chunks(self, slice_names: set[str] | None = None) -> dict[str, int]:
         """Size by digest of every chunk of the named slices (all of them by default), each once."""
         wanted = [one for one in self.every_slice if slice_names is None or one.name in slice_names]
@@ -132,6 +141,8 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model's name without its version: what applications ask for."""
     release: str
     """SHA-256 of the manifest."""
+    now: bool = False
+    """Fetch it at once, whatever hours the device keeps for fetching."""
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -99,6 +99,62 @@ def write_release(
     return open_release(folder, digest, bootstrap_root)
 
 
+def adopt_release(
+    folder: Path,
+    digest: str,
+    raw_manifest: bytes,
+    proof: Proof,
+    made: Path,
+    only: Collection[str],
+    *,
+    bootstrap_root: bytes,
+) -> Release:
+    """Make `made`, on the same file system, with the files of these slices in `slices/<name>/`, the release of that
+    digest under `folder`; returns it opened.
+
+    Nothing is copied: one rename where the release is new, else one for each slice that it lacks. TrustError where a
+    file is not, byte for byte, what was signed; then all stays as it is.
+    """
+    manifest = verify_manifest(raw_manifest, proof, bootstrap_root)
+    if release_digest(raw_manifest) != names.sha256_hex(digest):
+        raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
+    ready = Release(manifest, digest, made)
+    wanted = [_slice_of(manifest, name) for name in only]
+    for one in wanted:
+        ready.slice_folder(one.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        there = open_release(folder, digest, bootstrap_root)
+    except TrustError:
+        _adopt_whole(folder, digest, raw_manifest, proof, made)
+    else:
+        for one in wanted:
+            if one.files and not there.has_slices([one.name]):
+                _adopt_slice(there.folder / "slices", made / "slices", one.name)
+        _remove_tree(made)
+    return open_release(folder, digest, bootstrap_root)
+
+
+def _adopt_whole(folder: Path, digest: str, raw_manifest: bytes, proof: Proof, made: Path) -> None:
+    write_durably(made / "manifest.json", raw_manifest)
+    for name, raw in proof.items():
+        write_durably(made / "proof" / names.slice_name(name), raw)
+    (made / "slices").mkdir(exist_ok=True)
+    _sync_folders(made)
+    if os.path.lexists(folder / digest):
+        _discard(folder / digest, folder / f".{digest}.removed")
+    os.rename(made, folder / digest)
+    sync_folder(folder)
+    sync_folder(made.parent)
+
+
+def _adopt_slice(slices: Path, made: Path, name: str) -> None:
+    if os.path.lexists(slices / name):
+        _discard(slices / name, slices / f".{name}.removed")
+    os.rename(made / name, slices / name)
+    sync_folder(slices)
+
+
 def stored_releases(folder: Path) -> list[str]:
     """Digests of the releases under `folder`, none of them verified yet."""
     if not folder.is_dir():
