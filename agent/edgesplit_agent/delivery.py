@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 
 from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage, TrustError
-from edgesplit_agent.window import Window
+from edgesplit_agent.window import LEAST_BYTES_PER_S, WATCH_S, Window
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +71,23 @@ class Counters:
 class MetadataFetcher:
     """`fetch(path, max_bytes)` for edgesplit.trust. One file at a time."""
 
-    def __init__(self, wire: Wire, device: str, patience_s: Sequence[float] = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        device: str,
+        patience_s: Sequence[float] = PATIENCE_S,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._wire = wire
         self._device = device
         self._patience_s = patience_s
+        self._clock = clock
         self._changed = threading.Condition()
         self._asked: tuple[bytes, str, int] | None = None
         self._pieces: dict[int, bytes] = {}
+        self._held = 0
+        """Bytes in `_pieces`: never more than the file is said to have, however the pieces overlap."""
         self._total: int | None = None
 
     def fetch(self, path: str, max_bytes: int) -> bytes:
@@ -86,7 +96,7 @@ class MetadataFetcher:
         for patience in self._patience_s:
             correlation = os.urandom(16)
             with self._changed:
-                self._asked, self._pieces, self._total = (correlation, path, max_bytes), {}, None
+                self._asked, self._pieces, self._held, self._total = (correlation, path, max_bytes), {}, 0, None
             self._wire.publish(messages.topic(self._device, "fetch"), request, correlation=correlation)
             data = self._wait(path, max_bytes, patience)
             if data is not None:
@@ -104,26 +114,44 @@ class MetadataFetcher:
             if self._asked is None or self._asked[:2] != (correlation, piece.path):
                 return
             if piece.total <= self._asked[2] and 0 <= piece.offset <= piece.total - len(piece.data):
-                self._pieces[piece.offset] = piece.data
+                self._keep(piece)
             self._total = piece.total
             self._changed.notify_all()
 
+    def _keep(self, piece: messages.Fetched) -> None:
+        """Pieces that overlap make no file: those before this one are given up, for they would only cost memory."""
+        if not piece.data:
+            return
+        held = self._held + len(piece.data) - len(self._pieces.get(piece.offset, b""))
+        if held > piece.total:
+            self._pieces, held = {}, len(piece.data)
+        self._pieces[piece.offset] = piece.data
+        self._held = held
+
     def _wait(self, path: str, max_bytes: int, patience_s: float) -> bytes | None:
-        """The whole file once its pieces are there, None when nothing came for too long."""
+        """The whole file once its pieces are there; None when nothing new came for too long, or all of it comes too
+        slowly (TUF: slow retrieval)."""
+        began = heard = self._clock()
+        before = 0
         with self._changed:
             while True:
-                before = len(self._pieces)
                 if self._total is not None:
                     if self._total < 0:
                         raise FileNotFoundError(path)
                     if self._total > max_bytes:
                         raise TrustError(f"{path} is said to have {self._total} bytes, at most {max_bytes} are allowed")
-                    data = joined(self._pieces, self._total)
+                    data = joined(self._pieces, self._total) if self._held == self._total else None
                     if data is not None:
                         self._asked = None
                         return data
-                if not self._changed.wait(patience_s) and len(self._pieces) == before:
+                now = self._clock()
+                if self._held > before:
+                    before, heard = self._held, now
+                longest_s = WATCH_S + (self._total or 0) / LEAST_BYTES_PER_S
+                left_s = min(heard + patience_s, began + longest_s) - now
+                if left_s <= 0:
                     return None
+                self._changed.wait(left_s)
 
 
 def joined(pieces: Mapping[int, bytes], total: int) -> bytes | None:

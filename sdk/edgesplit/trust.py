@@ -116,12 +116,22 @@ def _parse(raw: bytes, kind: type[_Role], delegator: Root | None, what: str) -> 
         signed = metadata.signed
         if not isinstance(signed, kind):
             raise TrustError(f"{what}: not {kind.type} metadata")
+        _refuse_twins(signed, what)
         for judge in (delegator, signed if isinstance(signed, Root) else None):
             if judge is not None:
                 judge.verify_delegate(kind.type, metadata.signed_bytes, metadata.signatures)
     except (RepositoryError, ValueError, TypeError, KeyError) as error:
         raise TrustError(f"{what}: {error}") from error
     return signed
+
+
+def _refuse_twins(signed: Root | Timestamp | Snapshot | Targets, what: str) -> None:
+    """A key has one name: under two it would count twice, and one holder would reach a threshold of two (TUF 4.2)."""
+    delegated = signed.delegations.keys if isinstance(signed, Targets) and signed.delegations else {}
+    named = signed.keys if isinstance(signed, Root) else delegated
+    different = {msgspec.json.encode(key.keyval, order="deterministic") for key in named.values()}
+    if len(different) != len(named):
+        raise TrustError(f"{what}: one key under two names")
 
 
 def check_listed(raw_manifest: bytes, release: str, targets: Targets) -> None:
@@ -374,7 +384,11 @@ class TrustStore:
             # TUF 5.1: one fixed time for the whole workflow. There is no public way to say which clock.
             updater._trusted_set.reference_time = datetime.fromtimestamp(self._now(), timezone.utc)
             updater.refresh()
-            return self._view()
+            view = self._view()
+            newest = updater._trusted_set.root.version
+            if view.root.version != newest:  # else older keys would judge what newer ones were to
+                raise TrustError(f"{root_file(view.root.version + 1)}: not a root that may follow, of {newest} in all")
+            return view
         except DownloadLengthMismatchError as error:
             raise TrustError(f"metadata larger than allowed: {error}") from error
         except DownloadError as error:
@@ -409,7 +423,7 @@ class TrustStore:
 
 
 _CONFIG = UpdaterConfig(
-    max_root_rotations=64,
+    max_root_rotations=1_024,  # counted from the root in the image; each must be signed, so this bounds no attacker
     max_delegations=4,
     root_max_length=512_000,
     timestamp_max_length=16_384,
