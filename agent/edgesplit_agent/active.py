@@ -18,7 +18,7 @@ from edgesplit import codecs, oip
 from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused, TrustError, UsageError
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Compiled, Golden, Manifest, TensorSpec
+from edgesplit.release import Compiled, Golden, Manifest, TensorSpec, device_slices
 from edgesplit.releases import Release
 from edgesplit.runtime import Program, Runtime, Tensor, Timing, execute
 from edgesplit.runtime.emulated import EmulatedRuntime
@@ -114,12 +114,6 @@ def _is_allowed(row: Row, plan: Plan, known: Collection[str]) -> bool:
     private = set(row.sends) & set(plan.never_leaves)
     strange_codec = not set(row.codecs.values()) <= set(codecs.CODECS)
     return not private and not strange_codec and set(row.receives) <= set(known)
-
-
-def device_slices(plan: Plan, manifest: Manifest) -> set[str]:
-    """Every slice that any row of the plan runs here, and what was compiled for this class of device."""
-    compiled = {one.slice.name for one in manifest.compiled if one.device_class == plan.device_class}
-    return compiled | {name for row in plan.rows for name in row.device}
 
 
 def load(release: Release, device_class: str, make_runtime: Callable[[Plan], Runtime]) -> ActiveRelease:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.messages import ModelState
 from edgesplit.plan import Plan
-from edgesplit.release import Manifest, Statement
+from edgesplit.release import Manifest, Statement, device_slices
 from edgesplit.releases import Release, open_release, remove_release, stored_releases, write_release
 from edgesplit.runtime import Runtime
+from edgesplit.sealed import golden_chunks
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
-from edgesplit_agent.active import ActiveRelease, check_golden, device_slices, load, plan_for
+from edgesplit_agent.active import ActiveRelease, check_golden, load, plan_for
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.engine import Engine
 from edgesplit_agent.folder import Current, DataFolder, Identity
+from edgesplit_agent.given_keys import GivenKeys
 from edgesplit_agent.updates import ReleaseState
 from edgesplit_agent.uplink import Uplink
 
@@ -53,6 +55,7 @@ class Work:
         self._papers: dict[str, _Paper] = {}
         self._loaded: dict[str, ActiveRelease] = {}
         self._current = folder.current()
+        self._keys = GivenKeys(folder.encryption_key_file, identity, folder.releases)
         self._uplink: Uplink | None = None
 
     def boot(self) -> tuple[Statement | None, dict[str, str]]:
@@ -61,6 +64,7 @@ class Work:
         A model whose slices are spoiled is left out, to be fetched again; the others go on.
         """
         running: dict[str, str] = {}
+        want = self._stored_statement()
         for model, release in self._current.models.items():
             try:
                 self._engine.serve(model, self._load(release))
@@ -68,7 +72,7 @@ class Work:
                 log.info("serving %s from release %s", model, release[:12])
             except (EdgeError, OSError) as error:
                 log.error("%s cannot be served from what is here: %s", model, error)
-        return self._stored_statement(), running
+        return want, running
 
     def _stored_statement(self) -> Statement | None:
         """What was wanted when we stopped, if that can still be believed; what runs does not hang on it."""
@@ -76,7 +80,9 @@ class Work:
             return None
         try:
             proof = self._trust.proof()
-            return verify_statement_offline(self._current.statement, self._identity.device, proof, self._root)
+            statement = verify_statement_offline(self._current.statement, self._identity.device, proof, self._root)
+            self._keys.take(statement)
+            return statement
         except EdgeError as error:
             log.warning("the stored statement cannot be verified until the controller is reached: %s", error)
             return None
@@ -102,13 +108,16 @@ class Work:
         self._trust.refresh(self._fetch)
         statement = self._trust.statement(raw, self._identity.device, install=True)
         self._commit(Current(statement=raw, counter=statement.counter, models=self._current.models))
+        self._keys.take(statement)
         return statement
 
     def fetch_manifest(self, release: str) -> None:
-        """Get the manifest, and what proves it without a network."""
+        """Get the manifest, and what proves it without a network. What cannot be decrypted here is not fetched."""
         raw = self._trust.manifest(release, self._fetch)
         proof = self._trust.proof()
-        self._papers[release] = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
+        paper = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
+        self._keys.of(release, paper.manifest, self._slices(paper.manifest))
+        self._papers[release] = paper
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Get the chunks that are not here, if the disk holds what they make."""
@@ -135,9 +144,10 @@ class Work:
 
     def verify(self, release: str) -> None:
         """Load it, and let it answer its golden inputs. What is loaded here is what will serve."""
-        active = self._load(release)
+        opened = self._opened(release)
+        active = load(opened, self._identity.device_class, self._make_runtime)
         for golden in active.manifest.golden:
-            check_golden(active, golden, self._chunk)
+            check_golden(active, golden, golden_chunks(active.manifest, opened.keys, self._chunk))
         self._loaded[release] = active
 
     def activate(self, model: str, release: str) -> None:
@@ -192,7 +202,12 @@ class Work:
         self._current = current
 
     def _load(self, release: str) -> ActiveRelease:
-        return load(self._open(release), self._identity.device_class, self._make_runtime)
+        return load(self._opened(release), self._identity.device_class, self._make_runtime)
+
+    def _opened(self, release: str) -> Release:
+        """The release with the keys of what runs here, where it is encrypted."""
+        opened = self._open(release)
+        return replace(opened, keys=self._keys.of(release, opened.manifest, self._slices(opened.manifest)))
 
     def _open(self, release: str) -> Release:
         return open_release(self._folder.releases, release, self._root)
