@@ -19,7 +19,7 @@ from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused, Tr
 from edgesplit.floor import Floor, breach
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Compiled, Golden, Manifest, TensorSpec
+from edgesplit.release import Compiled, Golden, Manifest, TensorSpec, device_slices
 from edgesplit.releases import Release
 from edgesplit.runtime import Program, Runtime, Tensor, Timing, execute
 from edgesplit.runtime.emulated import EmulatedRuntime
@@ -120,12 +120,6 @@ def _barred(row: Row, plan: Plan, manifest: Manifest, floor: Floor, known: Colle
     """Why this device does not run the row; empty where it does."""
     strange = sorted(set(row.codecs.values()) - set(codecs.CODECS)) or sorted(set(row.receives) - set(known))
     return breach(row, plan, manifest, floor) or (f"it needs {strange[0]!r}, unknown here" if strange else "")
-
-
-def device_slices(plan: Plan, manifest: Manifest) -> set[str]:
-    """Every slice that any row of the plan runs here, and what was compiled for this class of device."""
-    compiled = {one.slice.name for one in manifest.compiled if one.device_class == plan.device_class}
-    return compiled | {name for row in plan.rows for name in row.device}
 
 
 def load(

@@ -1,7 +1,8 @@
-"""From a one-time claim to an identity: own key, certificate request, certificate.
+"""From a one-time claim to an identity: own keys, certificate request, certificate.
 
-Survives being killed at any point: the key is made once, the controller answers the same token and key again while the
-claim lasts, and `enrolled.json` is written last, when everything it stands for is on disk.
+Two keys are made: one to prove who we are, and one that content keys of encrypted slices are wrapped to, for which the
+first signs. Survives being killed at any point: each key is made once, the controller answers the same token and key
+again while the claim lasts, and `enrolled.json` is written last, when everything it stands for is on disk.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from edgesplit.identity import (
     enrolment_context,
     load_or_make_key,
 )
+from edgesplit.wrapping import introduce, load_or_make_encryption_key
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.updates import pause_after
 
@@ -56,7 +58,11 @@ def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None) -
         return known
     url = controller_url or claim.controller_url
     key = load_or_make_key(folder.key_file)
-    request = EnrolmentRequest(token=claim.token, csr_pem=certificate_request(key, claim.device).decode())
+    csr_pem = certificate_request(key, claim.device).decode()
+    public, signature = introduce(load_or_make_encryption_key(folder.encryption_key_file), key, csr_pem)
+    request = EnrolmentRequest(
+        token=claim.token, csr_pem=csr_pem, encryption_key=public, encryption_signature=signature
+    )
     tls = enrolment_context(claim.ca_pem)
     enrolled = decode_document(post(url, "/v1/enrol", tls, encode_document(request), "the claim"), Enrolled)
     if enrolled.device != claim.device:

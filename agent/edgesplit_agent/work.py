@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.floor import Floor
 from edgesplit.messages import ModelState
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan
-from edgesplit.release import Manifest, Statement
+from edgesplit.release import Manifest, Statement, device_slices
 from edgesplit.releases import Release, adopt_release, open_release, remove_remains, stored_releases
 from edgesplit.runtime import Runtime
+from edgesplit.sealed import golden_chunks
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
 from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
-from edgesplit_agent.active import ActiveRelease, check_golden, device_slices, load, plan_for
+from edgesplit_agent.active import ActiveRelease, check_golden, load, plan_for
 from edgesplit_agent.chunks import ChunkStore, Layout
 from edgesplit_agent.engine import Engine
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.given_keys import GivenKeys
 from edgesplit_agent.updates import ReleaseState, Standing
 from edgesplit_agent.uplink import Uplink
 
@@ -73,6 +75,7 @@ class Work:
         self._urgent: set[str] = set()
         """Those of them that are fetched at any hour."""
         self._hours = hours or FetchHours(())
+        self._keys = GivenKeys(folder.encryption_key_file, identity, folder.releases)
         self._uplink: Uplink | None = None
 
     def boot(self) -> Statement | None:
@@ -83,16 +86,17 @@ class Work:
         left out, to be fetched again; the others go on. In safe mode nothing is loaded.
         """
         self._begin()
+        want = self._stored_statement()  # with the keys that loading needs
         if self._current.safe is not None:
             log.error("safe mode, no model is loaded: %s", self._current.safe.reason)
-            return self._stored_statement()
+            return want
         for model, slots in list(self._current.models.items()):
             if self._serves(model, slots.running) or not slots.trial:
                 continue
             self._keep(activation.withdrawn(self._current, model), "what was on trial is spoilt")
             if slots.committed:
                 self._serves(model, slots.committed)
-        return self._stored_statement()
+        return want
 
     def _begin(self) -> None:
         """Count this start, on disk before anything is loaded. A disk that cannot be written stops nobody."""
@@ -165,6 +169,7 @@ class Work:
         return stored
 
     def _wants(self, statement: Statement) -> None:
+        self._keys.take(statement)
         self._wanted = {one.release for one in statement.releases}
         self._urgent = {one.release for one in statement.releases if one.now}
 
@@ -197,10 +202,12 @@ class Work:
         return statement
 
     def fetch_manifest(self, release: str) -> None:
-        """Get the manifest, and what proves it without a network."""
+        """Get the manifest, and what proves it without a network. What cannot be decrypted here is not fetched."""
         raw = self._trust.manifest(release, self._fetch)
         proof = self._trust.proof()
-        self._papers[release] = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
+        paper = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
+        self._keys.of(release, paper.manifest, self._slices(paper.manifest))
+        self._papers[release] = paper
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Get the chunks that are not here, if there is room for them and now is the time."""
@@ -347,11 +354,18 @@ class Work:
             self._current = current
 
     def _answer_golden(self, active: ActiveRelease) -> None:
-        for golden in active.manifest.golden:
-            check_golden(active, golden, self._chunk)
+        manifest = active.manifest
+        keys = self._keys.of(active.digest, manifest, self._slices(manifest))
+        for golden in manifest.golden:
+            check_golden(active, golden, golden_chunks(manifest, keys, self._chunk))
 
     def _load(self, release: str) -> ActiveRelease:
-        return load(self._open(release), self._identity.device_class, self._make_runtime, self._floor)
+        return load(self._opened(release), self._identity.device_class, self._make_runtime, self._floor)
+
+    def _opened(self, release: str) -> Release:
+        """The release with the keys of what runs here, where it is encrypted."""
+        opened = self._open(release)
+        return replace(opened, keys=self._keys.of(release, opened.manifest, self._slices(opened.manifest)))
 
     def _open(self, release: str) -> Release:
         return open_release(self._folder.releases, release, self._root)

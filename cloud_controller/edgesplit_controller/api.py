@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
@@ -120,6 +121,12 @@ class DeployBody(WishBody):
     """A deployment to be made."""
 
     to: list[str] = Field(max_length=10_000)
+    encrypt: bool = False
+    """Slices and golden inputs travel and are kept as ciphertext."""
+
+    def wish(self) -> Wish:
+        """As planning and releasing take it."""
+        return msgspec.structs.replace(super().wish(), encrypt=self.encrypt)
 
 
 class ClaimBody(Body):
@@ -139,6 +146,10 @@ class EnrolBody(Body):
 
     token: str = Field(max_length=256)
     csr_pem: str = Field(max_length=8_192)
+    encryption_key: str = Field(default="", max_length=64)
+    """Base64."""
+    encryption_signature: str = Field(default="", max_length=256)
+    """Base64."""
 
 
 class RenewBody(Body):
@@ -240,7 +251,9 @@ def health() -> dict[str, Any]:
 def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     """A device turns its claim token and a certificate request into a certificate."""
     _not_too_often(request)
-    return _controller(request).enrol(body.token, body.csr_pem)
+    key = _base64(body.encryption_key, "encryption_key")
+    signature = _base64(body.encryption_signature, "encryption_signature")
+    return _controller(request).enrol(body.token, body.csr_pem, key, signature)
 
 
 @open_routes.post("/renew")
@@ -248,10 +261,7 @@ def renew(request: Request, body: RenewBody) -> dict[str, Any]:
     """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
     _not_too_often(request)
     peer: Peer | None = request.scope.get(SCOPE)
-    try:
-        signature = base64.b64decode(body.signature, validate=True)
-    except binascii.Error as error:
-        raise UsageError("signature: not base64") from error
+    signature = _base64(body.signature, "signature")
     return _controller(request).renew(
         Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
         shown_serial=peer.serial if peer else None,
@@ -455,11 +465,11 @@ async def _receive(request: Request, part: Path) -> None:
             raise EdgeError(f"the upload cannot be kept: {error.strerror}") from error
 
 
-def _base64(text: str) -> bytes:
+def _base64(text: str, what: str = "a sample") -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UsageError(f"a sample is not base64: {error}") from error
+        raise UsageError(f"{what}: not base64 ({error})") from error
 
 
 def status_of(error: EdgeError) -> int:

@@ -19,6 +19,7 @@ from edgesplit.errors import TrustError
 from edgesplit.identity import Claim, Enrolled, Renewal, check_renewal
 from edgesplit.plan import Link
 from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.content_keys import check_can_decrypt, check_introduced
 from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
 from edgesplit_controller.director import Director
@@ -147,12 +148,21 @@ class Controller:
         """Heavy. Plan, cut, sign, and tell the devices."""
         model = self.registry.get(reference)
         chosen = self.devices.select(targets)
+        if wish.encrypt:
+            check_can_decrypt(chosen)
         digest, manifest = self.releasing.release(model, links_by_class(chosen, link), wish)
         names = [device.name for device in chosen]
         number = self.director.deploy(digest, model.ref, names, targets=targets, options=wish.as_options())
         self.tell.tell(names)
         plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
-        return {"deployment": number, "release": digest, "model": model.ref, "devices": sorted(names), "plans": plans}
+        return {
+            "deployment": number,
+            "release": digest,
+            "model": model.ref,
+            "devices": sorted(names),
+            "encrypted": manifest.is_encrypted,
+            "plans": plans,
+        }
 
     def deployments(self) -> list[dict[str, Any]]:
         """Every deployment, oldest first."""
@@ -185,9 +195,14 @@ class Controller:
         carried: dict[str, Any] = msgspec.to_builtins(claim)
         return carried
 
-    def enrol(self, token: str, csr_pem: str) -> dict[str, Any]:
+    def enrol(
+        self, token: str, csr_pem: str, encryption_key: bytes = b"", encryption_signature: bytes = b""
+    ) -> dict[str, Any]:
         """A certificate for a token, and where everything is."""
-        let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request)
+        if encryption_key:
+            check_introduced(csr_pem, encryption_key, encryption_signature)
+        let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request, encryption_key)
+        self.director.wrap_anew(let_in.device)
         if let_in.replaced:
             self.revocations.publish()
             self.revocations.cut(let_in.device)

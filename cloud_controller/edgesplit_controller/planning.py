@@ -53,6 +53,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     codecs: tuple[str, ...] | None = None
     objective: str | dict[str, float] = "latency"
     """One of the planner's objectives, or a weight for each of several."""
+    encrypt: bool = False
+    """Its slices are encrypted: which tells nothing to the planner."""
 
     @property
     def lossy(self) -> bool:
@@ -75,6 +77,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             "limits": self.limits,
             "codecs": list(self.codecs) if self.codecs else None,
             "objective": self.objective,
+            "encrypt": self.encrypt,
         }
 
 

@@ -18,11 +18,13 @@ import msgspec
 from sqlalchemy import select
 
 from edgesplit.errors import ModelRefused
+from edgesplit.key_file import write_keys
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Link, Plan
 from edgesplit.release import Chunk, Golden, Manifest, TensorSpec, decode_manifest, encode_manifest, release_digest
 from edgesplit.releases import write_release
 from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.content_keys import ContentKeys
 from edgesplit_controller.database import Database, Model, Release, record
 from edgesplit_controller.golden import GoldenPair, golden_pairs
 from edgesplit_controller.planning import Planning, Wish, device_profile
@@ -65,6 +67,7 @@ class Releasing:
         repository: Repository,
         *,
         offload_releases: Path,
+        content_keys: ContentKeys,
         now: Callable[[], float],
     ) -> None:
         self._database = database
@@ -73,6 +76,7 @@ class Releasing:
         self._planning = planning
         self._repository = repository
         self._offload_releases = offload_releases
+        self._content_keys = content_keys
         self._now = now
         self._manifests: OrderedDict[str, tuple[Manifest, tuple[str, ...]]] = OrderedDict()
         self._lock = threading.Lock()
@@ -95,8 +99,11 @@ class Releasing:
         compiled = [one for name, plan in plans.items() for one in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
         made = msgspec.structs.replace(made, compiled=tuple(one.compiled for one in compiled))
+        contents = [*cut, *(one.cut for one in compiled)]
+        if wish.encrypt:
+            made, contents, pairs = self._content_keys.seal(made, contents, pairs)
         manifest = self._with_known_date(model, made)
-        return self._publish(model, manifest, [*cut, *(one.cut for one in compiled)], pairs, wish), manifest
+        return self._publish(model, manifest, contents, pairs, wish), manifest
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a release that is known; NotFound otherwise."""
@@ -136,6 +143,8 @@ class Releasing:
             self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
             bootstrap_root=self._repository.root_bytes,
         )  # fmt: skip
+        if manifest.is_encrypted:
+            write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
         with self._database.write() as session:
             if session.get(Release, digest) is None:
                 session.add(Release(digest=digest, model_id=model.id, created=self._now(), options=wish.as_options()))

@@ -24,6 +24,8 @@ class Limits:
     """Of one file of a slice."""
     slices: int = 1_000
     rows: int = 64
+    wrapped_bytes: int = 65_536
+    """Content keys of one release for one device, wrapped."""
     http_header_bytes: int = 32_768
     http_body_bytes: int = 256 * 2**20
     http_bytes_per_s: int = 1_000

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgesplit import names
@@ -20,6 +20,7 @@ from edgesplit.durable import make_folders, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.release import Manifest, Slice, SliceFile, release_digest
+from edgesplit.sealed import Keys, SliceSource, open_slice
 from edgesplit.trust import Proof, verify_manifest
 
 PROOF_FILES = 1_024
@@ -36,11 +37,24 @@ class Release:
     manifest: Manifest
     digest: str
     folder: Path
+    keys: Keys = field(default_factory=dict, repr=False)
+    """Content keys of its encrypted slices, as far as they were given to this machine."""
 
-    def slice_folder(self, name: str) -> Path:
-        """The folder of that slice, its files verified just now: call it at each load. TrustError if one is wrong."""
+    def slice_folder(self, name: str) -> SliceSource:
+        """Where that slice's files are, verified just now: call it at each load. TrustError if one is wrong.
+
+        Their folder, or for an encrypted slice memory: on disk its files stay encrypted.
+        """
         slice_ = _slice_of(self.manifest, name)
-        folder = self.folder / "slices" / names.slice_name(name)
+        folder = self._checked(slice_)
+        if slice_.sealed is None:
+            return folder
+        return open_slice(
+            slice_, lambda file: os.fdopen(_open_regular(self.folder, folder / file.name), "rb"), self.keys
+        )
+
+    def _checked(self, slice_: Slice) -> Path:
+        folder = self.folder / "slices" / names.slice_name(slice_.name)
         for file in slice_.files:
             _check_file(folder, file, self.folder)
         return folder
@@ -49,7 +63,7 @@ class Release:
         """Are all of these slices there, whole?"""
         try:
             for name in only:
-                self.slice_folder(name)
+                self._checked(_slice_of(self.manifest, name))
         except TrustError:
             return False
         return True

@@ -35,6 +35,11 @@ from edgesplit_cli.show import console, json_option, print_json, table
 )
 @limit_options
 @click.option(
+    "--encrypt",
+    is_flag=True,
+    help="Encrypt every slice: only the devices that run it, and the offload server for its half, get the keys.",
+)
+@click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
 )
 @json_option
@@ -47,6 +52,7 @@ def deploy(
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
+    encrypt: bool,
     wait_s: float,
     as_json: bool,
     **limits: Any,
@@ -59,6 +65,7 @@ def deploy(
         "to": list(targets),
         "limits": limits_of(**limits),
         "objective": objective,
+        "encrypt": encrypt,
     }
     if codecs:
         body["codecs"] = list(codecs)
@@ -69,7 +76,8 @@ def deploy(
     if as_json:
         print_json(made)
         return
-    console().print(f"release {made['release'][:16]}…  of {made['model']}  to {', '.join(made['devices'])}")
+    encrypted = "  encrypted" if made["encrypted"] else ""
+    console().print(f"release {made['release'][:16]}…  of {made['model']}{encrypted}  to {', '.join(made['devices'])}")
     for plan in made["plans"]:
         rows = ", ".join(
             row["name"] + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
@@ -93,7 +101,14 @@ def deployments(data: Path, as_json: bool) -> None:
         print_json(made)
         return
     rows = [
-        (str(one["id"]), one["model"], one["partition"], one["release"][:16], ", ".join(one["devices"])) for one in made
+        (
+            str(one["id"]),
+            one["model"],
+            one["partition"],
+            one["release"][:16] + (" encrypted" if one["encrypt"] else ""),
+            ", ".join(one["devices"]),
+        )
+        for one in made
     ]
     console().print(table((">id", "model", "partition", "release", "devices"), rows))
 
