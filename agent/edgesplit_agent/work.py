@@ -105,9 +105,8 @@ class Work:
         return statement
 
     def fetch_manifest(self, release: str) -> None:
-        """Get the manifest, and what proves it without a network."""
-        raw = self._trust.manifest(release, self._fetch)
-        proof = self._trust.proof()
+        """Get the manifest, and what proves it without a network: of a recut also what it is a recut of."""
+        raw, proof = self._trust.proven(release, self._fetch)
         self._papers[release] = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:

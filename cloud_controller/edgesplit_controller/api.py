@@ -116,6 +116,7 @@ class DeployBody(WishBody):
     """A deployment to be made."""
 
     to: list[str] = Field(max_length=10_000)
+    recut: bool = False
 
 
 class ClaimBody(Body):
@@ -349,7 +350,9 @@ async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
 @operator_routes.post("/deployments")
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
-    return await _heavily(request, _controller(request).deploy, body.model, body.to, body.link or "", body.wish())
+    return await _heavily(
+        request, _controller(request).deploy, body.model, body.to, body.link or "", body.wish(), body.recut
+    )
 
 
 @operator_routes.get("/deployments")

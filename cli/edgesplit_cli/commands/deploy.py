@@ -35,6 +35,11 @@ from edgesplit_cli.show import console, json_option, print_json, table
 )
 @limit_options
 @click.option(
+    "--recut",
+    is_flag=True,
+    help="Sign with the planner's key: only another cut of a model that was released before.",
+)
+@click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
 )
 @json_option
@@ -47,6 +52,7 @@ def deploy(
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
+    recut: bool,
     wait_s: float,
     as_json: bool,
     **limits: Any,
@@ -59,6 +65,7 @@ def deploy(
         "to": list(targets),
         "limits": limits_of(**limits),
         "objective": objective,
+        "recut": recut,
     }
     if codecs:
         body["codecs"] = list(codecs)
@@ -70,6 +77,7 @@ def deploy(
         print_json(made)
         return
     console().print(f"release {made['release'][:16]}…  of {made['model']}  to {', '.join(made['devices'])}")
+    console().print(f"  {_signature(made)}")
     for plan in made["plans"]:
         rows = ", ".join(
             row["name"] + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
@@ -96,6 +104,13 @@ def deployments(data: Path, as_json: bool) -> None:
         (str(one["id"]), one["model"], one["partition"], one["release"][:16], ", ".join(one["devices"])) for one in made
     ]
     console().print(table((">id", "model", "partition", "release", "devices"), rows))
+
+
+def _signature(made: dict[str, Any]) -> str:
+    """Who signed a release, for people."""
+    if "recut_of" not in made:
+        return "signed by the release key"
+    return f"signed by the planner: another cut of release {made['recut_of'][:16]}…"
 
 
 def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None:
