@@ -202,9 +202,9 @@ class Work:
         return statement
 
     def fetch_manifest(self, release: str) -> None:
-        """Get the manifest, and what proves it without a network. What cannot be decrypted here is not fetched."""
-        raw = self._trust.manifest(release, self._fetch)
-        proof = self._trust.proof()
+        """Get the manifest, and what proves it without a network: of a recut also what it is a recut of. What cannot be
+        decrypted here is not fetched."""
+        raw, proof = self._trust.proven(release, self._fetch)
         paper = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
         self._keys.of(release, paper.manifest, self._slices(paper.manifest))
         self._papers[release] = paper

@@ -123,6 +123,8 @@ class DeployBody(WishBody):
     to: list[str] = Field(max_length=10_000)
     encrypt: bool = False
     """Slices and golden inputs travel and are kept as ciphertext."""
+    recut: bool = False
+    """Signed by the planner, as another cut of a release."""
 
     def wish(self) -> Wish:
         """As planning and releasing take it."""
@@ -371,7 +373,9 @@ async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
 @operator_routes.post("/deployments")
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
-    return await _heavily(request, _controller(request).deploy, body.model, body.to, body.link or "", body.wish())
+    return await _heavily(
+        request, _controller(request).deploy, body.model, body.to, body.link or "", body.wish(), body.recut
+    )
 
 
 @operator_routes.get("/deployments")

@@ -26,7 +26,7 @@ from edgesplit_controller.director import Director
 from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Forbidden
 from edgesplit_controller.registry import Registry
-from edgesplit_controller.releasing import Releasing
+from edgesplit_controller.releasing import Releasing, signature
 from edgesplit_controller.shown import shown_claim, shown_deployment, shown_device, shown_event, shown_model
 
 
@@ -144,13 +144,15 @@ class Controller:
         """Heavy. A plan for people; nothing is deployed."""
         return self.planning.describe(self.registry.get(reference), device_class, link, wish)
 
-    def deploy(self, reference: str, targets: Sequence[str], link: str, wish: Wish) -> dict[str, Any]:
-        """Heavy. Plan, cut, sign, and tell the devices."""
+    def deploy(
+        self, reference: str, targets: Sequence[str], link: str, wish: Wish, recut: bool = False
+    ) -> dict[str, Any]:
+        """Heavy. Plan, cut, sign (with `recut` by the planner's key alone), and tell the devices."""
         model = self.registry.get(reference)
         chosen = self.devices.select(targets)
         if wish.encrypt:
             check_can_decrypt(chosen)
-        digest, manifest = self.releasing.release(model, links_by_class(chosen, link), wish)
+        digest, manifest = self.releasing.release(model, links_by_class(chosen, link), wish, recut=recut)
         names = [device.name for device in chosen]
         number = self.director.deploy(digest, model.ref, names, targets=targets, options=wish.as_options())
         self.tell.tell(names)
@@ -162,6 +164,7 @@ class Controller:
             "devices": sorted(names),
             "encrypted": manifest.is_encrypted,
             "plans": plans,
+            **signature(manifest),
         }
 
     def deployments(self) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.identity import load_or_make_key
 
-ROLES: Final = ("root", "targets", "snapshot", "timestamp", "director")
+ROLES: Final = ("root", "targets", "snapshot", "timestamp", "director", "planner")
 
 
 class SignerEntry(msgspec.Struct, frozen=True):

@@ -14,12 +14,14 @@ import msgspec
 import numpy as np
 import onnx
 
+from edgesplit.anatomy import Anatomy
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import FRAME, INPUT_LAYER, PCM16_BYTES, InputSpec
 from edgesplit.release import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner import bundle, layers, onnx_file, optimise
 from edgesplit_partitioner.chunks import Bytes
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor
+from edgesplit_partitioner.onnx_anatomy import onnx_anatomy
 from edgesplit_partitioner.onnx_slices import onnx_files
 from edgesplit_partitioner.prepared import Boundary, PreparedModel, refuse_what_cannot_travel
 from edgesplit_partitioner.tensor_types import TensorType
@@ -72,6 +74,10 @@ class OnnxModel:
     ) -> dict[FileName, list[Bytes]]:
         """`graph.onnx`, and `weights.bin` where there are weights worth a file."""
         return onnx_files(self.proto, self.weights, members, boundary, shared)
+
+    def anatomy(self, graph: LayerGraph) -> Anatomy | None:
+        """By the digests of operators, weights and declarations as slices hold them."""
+        return onnx_anatomy(self.proto, self.weights, graph)
 
 
 def prepare_model(raw: bundle.Data, bindings: Mapping[str, int] | None = None) -> OnnxModel:

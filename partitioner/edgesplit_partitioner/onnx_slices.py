@@ -46,7 +46,7 @@ def _pieces(
     free: dict[str, Piece] = {}
     for layer in members:
         for name in layer.weights:
-            piece = None if name in owned or name in free else _external_bytes(stored[name], data)
+            piece = None if name in owned or name in free else data_beside(stored[name], data)
             if piece and name in shared:
                 free[name] = Piece("", piece)
             elif piece:
@@ -54,7 +54,7 @@ def _pieces(
     return {**owned, **free}
 
 
-def _external_bytes(tensor: onnx.TensorProto, data: bundle.Data) -> Bytes | None:
+def data_beside(tensor: onnx.TensorProto, data: bundle.Data) -> Bytes | None:
     """The tensor's bytes as the weights file holds them, or None if it stays in the graph."""
     if bundle.is_external(tensor):
         _, offset, length = bundle.external(tensor)
@@ -79,8 +79,8 @@ def _slice_proto(
     cut = onnx.ModelProto(ir_version=source.ir_version, producer_name="edgesplit")
     cut.graph.name = "slice"
     cut.graph.node.extend(source.graph.node[place] for place in _places(members))
-    cut.graph.input.extend(_value_info(one) for one in boundary.inputs)
-    cut.graph.output.extend(_value_info(one) for one in boundary.outputs)
+    cut.graph.input.extend(declaration(one) for one in boundary.inputs)
+    cut.graph.output.extend(declaration(one) for one in boundary.outputs)
     offset = 0
     for name, piece in pieces.items():
         cut.graph.initializer.append(_pointer(stored[name], offset, len(piece.data)))
@@ -113,7 +113,7 @@ def _pointer(tensor: onnx.TensorProto, offset: int, length: int) -> onnx.TensorP
 _ONNX_TYPES = {name: number for number, name in onnx_nodes.DATATYPES.items()}
 
 
-def _value_info(one: TensorSpec) -> onnx.ValueInfoProto:
+def declaration(one: TensorSpec) -> onnx.ValueInfoProto:
     """The tensor's declaration; without a shape where a length depends on the data."""
     shape = None if -1 in one.shape else one.shape
     return onnx.helper.make_tensor_value_info(one.name, _ONNX_TYPES[one.datatype], shape)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgesplit.anatomy import Anatomy
 from edgesplit.errors import ModelRefused
 from edgesplit.limits import LIMITS
 from edgesplit.release import FileName, Kernels, Slice, SliceFormat, TensorSpec
@@ -76,6 +77,11 @@ class PreparedModel(Protocol):
 
         `shared` names the weights that layers of several slices may use: they get chunks of their own.
         """
+        ...
+
+    def anatomy(self, graph: LayerGraph) -> Anatomy | None:
+        """What the model consists of with the layers of `graph` (its own, or with an input layer), for the release key
+        to sign; None where a slice's file cannot be compared with it."""
         ...
 
 

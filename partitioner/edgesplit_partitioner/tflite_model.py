@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from edgesplit.anatomy import Anatomy
 from edgesplit.errors import ModelRefused
 from edgesplit.release import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner.chunks import Bytes
@@ -90,6 +91,11 @@ class TfliteModel:
         inputs, outputs = ([one.name for one in ends] for ends in (boundary.inputs, boundary.outputs))
         cut = part(self.parts, _places(members), inputs, outputs)
         return {"model.tflite": pack(cut, _owners(self.parts, cut, members, shared))}
+
+    def anatomy(self, graph: LayerGraph) -> Anatomy | None:
+        """None: devices have no reader of this format beside the runtime, and operators refer to tensors by number, so
+        that their bytes are others in every slice."""
+        return None
 
 
 def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> TfliteModel:

@@ -112,6 +112,13 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None: in clear. They are sample pictures."""
 
 
+class AnatomyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which bytes are the model's anatomy (`edgesplit.anatomy`)."""
+
+    sha256: str
+    bytes: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The signed description of a release. Its SHA-256 over the exact bytes is the release's digest."""
 
@@ -133,6 +140,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     golden: tuple[Golden, ...] = ()
     compiled: tuple[Compiled, ...] = ()
     """In no row: whoever can run one runs it in place of the slices that it covers."""
+    anatomy: AnatomyFile | None = None
+    """What the model consists of, so that it can be cut elsewhere without the release key; None where only its slices
+    as they are can be put into another table."""
+    recut_of: str = ""
+    """The release that this is another cut of, signed by the planner; empty in what the release key signs."""
 
     @property
     def every_slice(self) -> tuple[Slice, ...]:
@@ -234,6 +246,12 @@ def _check(manifest: Manifest) -> None:
     every = [*known, *(names.slice_name(one.slice.name) for one in manifest.compiled)]
     if len(set(every)) != len(every) or len(every) > LIMITS.slices:
         raise MalformedMessage("manifest: slice names repeat, or too many slices")
+    if manifest.recut_of:
+        names.sha256_hex(manifest.recut_of)
+    if manifest.anatomy is not None:
+        names.sha256_hex(manifest.anatomy.sha256)
+        if not 0 < manifest.anatomy.bytes <= LIMITS.anatomy_bytes:
+            raise MalformedMessage(f"manifest: an anatomy of {manifest.anatomy.bytes} bytes")
     if any(not one.covers or not set(one.covers) <= set(known) for one in manifest.compiled):
         raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
     for one in manifest.every_slice:

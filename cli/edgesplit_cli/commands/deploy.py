@@ -40,6 +40,11 @@ from edgesplit_cli.show import console, json_option, print_json, table
     help="Encrypt every slice: only the devices that run it, and the offload server for its half, get the keys.",
 )
 @click.option(
+    "--recut",
+    is_flag=True,
+    help="Sign with the planner's key: only another cut of a model that was released before.",
+)
+@click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
 )
 @json_option
@@ -53,6 +58,7 @@ def deploy(
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
     encrypt: bool,
+    recut: bool,
     wait_s: float,
     as_json: bool,
     **limits: Any,
@@ -66,6 +72,7 @@ def deploy(
         "limits": limits_of(**limits),
         "objective": objective,
         "encrypt": encrypt,
+        "recut": recut,
     }
     if codecs:
         body["codecs"] = list(codecs)
@@ -78,6 +85,7 @@ def deploy(
         return
     encrypted = "  encrypted" if made["encrypted"] else ""
     console().print(f"release {made['release'][:16]}…  of {made['model']}{encrypted}  to {', '.join(made['devices'])}")
+    console().print(f"  {_signature(made)}")
     for plan in made["plans"]:
         rows = ", ".join(
             row["name"] + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
@@ -111,6 +119,13 @@ def deployments(data: Path, as_json: bool) -> None:
         for one in made
     ]
     console().print(table((">id", "model", "partition", "release", "devices"), rows))
+
+
+def _signature(made: dict[str, Any]) -> str:
+    """Who signed a release, for people."""
+    if "recut_of" not in made:
+        return "signed by the release key"
+    return f"signed by the planner: another cut of release {made['recut_of'][:16]}…"
 
 
 def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None:
