@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgesplit.release import Statement, Wanted
+from edgesplit import messages
+from edgesplit.release import Signed, Statement, Wanted
 from edgesplit_controller.database import Database, Deployment, Desired, Device, record
 from edgesplit_controller.refusals import Conflict
 
@@ -70,6 +71,22 @@ class Director:
                 self._state(session, device, now)
             return [device.name for device in devices]
 
+    def restate(self, *, signed_by: Collection[str] | None = None) -> list[str]:
+        """State anew what every device was told, after the keys changed; the devices concerned.
+
+        With `signed_by`, only what none of these keys signed.
+        """
+        with self._database.write() as session:
+            told = select(Device).where(Device.statement.is_not(None), Device.revoked.is_(None))
+            devices = [
+                device
+                for device in session.scalars(told)
+                if device.statement and (signed_by is None or not _signers(device.statement) & set(signed_by))
+            ]
+            for device in devices:
+                self._state(session, device, self._now())
+            return [device.name for device in devices]
+
     def deployments(self) -> Sequence[Deployment]:
         """Every deployment, oldest first."""
         with self._database.read() as session:
@@ -96,6 +113,11 @@ class Director:
             expires=int(device.statement_expires),
         )
         device.statement = self._sign(statement)
+
+
+def _signers(statement: bytes) -> set[str]:
+    """Ids of the keys that signed it."""
+    return {one.keyid for one in messages.decode(statement, Signed).signatures}
 
 
 def next_counter(stored: int, now: float) -> int:

@@ -17,12 +17,13 @@ from typing import Protocol
 import msgspec
 from sqlalchemy import select
 
-from edgesplit.errors import ModelRefused
+from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, UsageError
 from edgesplit.limits import LIMITS
+from edgesplit.names import sha256_hex
 from edgesplit.plan import Link, Plan
 from edgesplit.release import Chunk, Golden, Manifest, TensorSpec, decode_manifest, encode_manifest, release_digest
-from edgesplit.releases import write_release
-from edgesplit_controller.blobs import BlobStore
+from edgesplit.releases import stored_releases, write_release
+from edgesplit_controller.blobs import BlobLost, BlobStore
 from edgesplit_controller.database import Database, Model, Release, record
 from edgesplit_controller.golden import GoldenPair, golden_pairs
 from edgesplit_controller.planning import Planning, Wish, device_profile
@@ -45,7 +46,15 @@ class Repository(Protocol):
         ...
 
     def add_release(self, raw_manifest: bytes) -> str:
-        """Sign the manifest as a target; its digest."""
+        """Sign the manifest as a target; its digest. Conflict where the release key lies elsewhere."""
+        ...
+
+    def add_signed(self, raw_targets: bytes, raw_manifests: Sequence[bytes]) -> None:
+        """Publish a list of releases that was signed elsewhere."""
+        ...
+
+    def releases(self) -> Sequence[str]:
+        """Digests of all signed releases."""
         ...
 
     def proof(self, digest: str) -> Mapping[str, bytes]:
@@ -77,8 +86,11 @@ class Releasing:
         self._manifests: OrderedDict[str, tuple[Manifest, frozenset[str]]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def release(self, model: Model, links: Mapping[str, Link], wish: Wish) -> tuple[str, Manifest]:
-        """The signed release of `model` for these device classes (each with the link it is planned for)."""
+    def prepare(self, model: Model, links: Mapping[str, Link], wish: Wish) -> tuple[str, Manifest]:
+        """The release of `model` for these device classes (each with the link it is planned for), to be signed.
+
+        Everything that a device or the offload server may ask for is kept; nothing is known of it yet.
+        """
         loaded = self._registry.load(model)
         planned = {
             device_class: self._planning.plan(model, device_class, link, wish) for device_class, link in links.items()
@@ -96,7 +108,7 @@ class Releasing:
         made = make_manifest(model, loaded, cut, plans, pairs)
         made = msgspec.structs.replace(made, compiled=tuple(one.compiled for one in compiled))
         manifest = self._with_known_date(model, made)
-        return self._publish(model, manifest, [*cut, *(one.cut for one in compiled)], pairs, wish), manifest
+        return self._keep(model, manifest, [*cut, *(one.cut for one in compiled)], pairs), manifest
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a release that is known; NotFound otherwise."""
@@ -120,27 +132,57 @@ class Releasing:
         with self._database.read() as session:
             return session.scalars(select(Release).order_by(Release.created)).all()
 
-    def _publish(
-        self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair], wish: Wish
-    ) -> str:
-        """Keep everything a device or the offload server may ask for, and only then make the release known."""
+    def publish(self, model: Model, digest: str, wish: Wish, signed: bytes | None = None) -> None:
+        """Make a prepared release known: signed here, or by `signed`, a list of releases with it, signed elsewhere."""
+        raw = self._blobs.get(digest)
+        if signed is not None and digest not in self._repository.releases():
+            self._repository.add_signed(signed, [raw])
+        else:
+            self._repository.add_release(raw)
+        self._shelve(digest, raw)
+        with self._database.write() as session:
+            if session.get(Release, digest) is None:
+                session.add(Release(digest=digest, model_id=model.id, created=self._now(), options=wish.as_options()))
+                by = "release key elsewhere" if signed is not None else "controller"
+                record(session, self._now(), "operator", "release.made", digest, model=model.ref, signed=by)
+
+    def prepared(self, model: Model, digest: str) -> Manifest:
+        """The manifest of a release that was prepared for that model; NotFound for another."""
+        try:
+            manifest = decode_manifest(self._blobs.get(sha256_hex(digest)))
+        except (BlobLost, MalformedMessage) as error:
+            raise NotFound(f"release {digest[:12]} was not prepared here: deploy again") from error
+        if manifest.model != model.ref:
+            raise UsageError(f"release {digest[:12]} is of {manifest.model}, not of {model.ref}")
+        return manifest
+
+    def raw(self, digest: str) -> bytes:
+        """The manifest of a prepared release, as it is signed."""
+        return self._blobs.get(digest)
+
+    def follow_keys(self) -> None:
+        """After the release key or the root changed: what the offload server has is proved by the newest root."""
+        on_shelf = set(stored_releases(self._offload_releases))
+        signed = set(self._repository.releases())
+        for release in self.all():
+            if release.digest in on_shelf & signed:
+                self._shelve(release.digest, self._blobs.get(release.digest))
+
+    def _shelve(self, digest: str, raw: bytes) -> None:
+        write_release(
+            self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
+            bootstrap_root=self._repository.root_bytes,
+        )  # fmt: skip
+
+    def _keep(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair]) -> str:
+        """Keep everything a device or the offload server may ask for."""
         raw = encode_manifest(manifest)
         if len(raw) > LIMITS.manifest_bytes:
             raise ModelRefused(f"{model.ref}: its manifest has {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
         decode_manifest(raw)
         self._blobs.put_all(chunk_bytes(cut).values())
         self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
-        self._blobs.put(raw)
-        digest = self._repository.add_release(raw)
-        write_release(
-            self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
-            bootstrap_root=self._repository.root_bytes,
-        )  # fmt: skip
-        with self._database.write() as session:
-            if session.get(Release, digest) is None:
-                session.add(Release(digest=digest, model_id=model.id, created=self._now(), options=wish.as_options()))
-                record(session, self._now(), "operator", "release.made", digest, model=model.ref)
-        return digest
+        return self._blobs.put(raw)
 
     def _with_known_date(self, model: Model, manifest: Manifest) -> Manifest:
         """With the date of a release that is the same in all else, so that it is that release."""
