@@ -232,8 +232,9 @@ class Rotation:
         if pending is None:
             return True
         root, targets = self._root_of(pending), self._targets_of(pending)
-        current = self._repository.current_targets().version
-        if targets is not None and current not in (pending.base, targets.signed.version):
+        current = self._repository.current_targets()
+        # Two lists may have one version: what was published meanwhile is told from ours by what is in it.
+        if targets is not None and current.version != pending.base and current != targets.signed:
             pending = self._with_targets(pending)
             targets = self._targets_of(pending)
         if root is not None and root.signed.version <= self._repository.newest_root():
