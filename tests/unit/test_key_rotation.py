@@ -115,6 +115,28 @@ def test_dying_at_any_write_leaves_the_old_or_the_new(
         assert len(operator.held()) == 3 and not {"root.pem", "targets.pem"} & operator.held(), stop_at
 
 
+def test_dying_while_a_lost_release_key_is_replaced_is_made_good(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing can be signed by the lost key any more: wherever the power is lost, the next start has a whole state."""
+    operator.move_away()
+    operator.device()
+    change = KeyChange(release_key=operator.key("found"))
+    start = Path(shutil.copytree(operator.world.folder / "repository", tmp_path / "start"))
+    total = died_at(lambda: operator.change(change, "root-1", "root-2", "found"), monkeypatch, None)
+    for stop_at in range(total):
+        shutil.rmtree(operator.world.folder / "repository")
+        shutil.copytree(start, operator.world.folder / "repository")
+        operator.reopened()
+        died_at(lambda: operator.change(change, "root-1", "root-2", "found"), monkeypatch, stop_at)
+
+        operator.reopened()
+        operator.device(f"cam-{stop_at}")
+        assert operator.versions()["root"] == 3 or operator.change(change, "root-1", "root-2", "found")
+        digest = operator.add(2, "found")
+        assert operator.device(f"cam-{stop_at}").manifest(digest, operator.world.fetch) == sample_release(2)[0]
+
+
 def test_a_controller_that_lost_its_metadata_makes_no_second_first_root(operator: Operator) -> None:
     """The root lies elsewhere and its metadata is gone: the error says to restore it, no key is made."""
     operator.move_away()

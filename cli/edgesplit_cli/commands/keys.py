@@ -313,7 +313,7 @@ def _release_key(word: str | None, folder: Path | None, protect: bool) -> tuple[
 def _file_key(path: Path, protect: bool) -> tuple[str, PublicKey]:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        make_key_file(path, ask_secret(f"passphrase of {path}") if protect else "")
+        make_key_file(path, ask_secret(f"passphrase of {path}", new=True) if protect else "")
     return _by_uri(str(path))
 
 
