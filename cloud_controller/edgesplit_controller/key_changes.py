@@ -275,8 +275,16 @@ def short(keyid: str) -> str:
 def notices(
     expires: Mapping[str, datetime], here: Collection[str], now: float, *, waiting: bool, root_keys: int
 ) -> list[str]:
-    """What an operator must know of the keys: what is at risk, and what nears its end. `here`: roles held whole."""
+    """What an operator must know of the keys: what is at risk, what lacks, and what nears its end.
+
+    `here`: the roles, the director among them, whose keys lie on the controller.
+    """
     lines = []
+    if lost := [role for role in ("snapshot", "timestamp", DIRECTOR) if role not in here]:
+        lines.append(
+            f"no key for {', '.join(lost)} lies on this controller, so devices will stop believing it: "
+            f"`edgectl keys rotate {' '.join(lost)} --sign-with URI`"
+        )
     if "root" in here:
         lines.append(
             "the root key lies on this controller: whoever owns this machine owns the fleet. "

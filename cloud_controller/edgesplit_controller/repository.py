@@ -151,10 +151,12 @@ class Repository:
     def renew(self) -> None:
         """Sign what devices ask for anew, with versions that follow the clock: at each start of a controller.
 
-        A backup that was put back holds older versions than devices have seen, and they refuse those.
+        A backup that was put back holds older versions than devices have seen, and they refuse those. Where it lacks
+        the online keys of the newest root, nothing can be signed before they are rotated.
         """
         with self._exclusive():
-            self._publish_again()
+            if self._has_online_keys():
+                self._publish_again()
 
     def refresh_timestamp(self) -> bool:
         """Sign anew what has passed half its life, so that devices never see expired metadata; True if it did.
@@ -162,6 +164,8 @@ class Repository:
         What needs a key that lies elsewhere is left alone: `edgectl keys show` tells when it is due.
         """
         with self._exclusive():
+            if not self._has_online_keys():
+                return False
             targets_due = self._holds("targets") and self._is_due(self._current_targets())
             if targets_due or self._is_due(self._current_snapshot()):
                 self._publish_again()
@@ -305,6 +309,9 @@ class Repository:
         """Do enough of that role's keys lie here?"""
         trusted = self.trusted_root().roles[role]
         return len(self._keys.holds(role, trusted.keyids)) >= trusted.threshold
+
+    def _has_online_keys(self) -> bool:
+        return self._holds("snapshot") and self._holds("timestamp")
 
     def _publish(self, targets: Targets) -> None:
         """Sign these targets, then what leads to them; the timestamp is what makes them count."""

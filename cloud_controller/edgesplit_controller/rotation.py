@@ -148,6 +148,7 @@ class Rotation:
             root, expiries = repository.trusted_root(), repository.expiries()
             director = repository.director_keys()
         groups = {role: (root.roles[role].keyids, root.roles[role].threshold) for role in TOP_LEVEL}
+        everyone = {**groups, DIRECTOR: (director, 1)}
         roles = [
             {
                 "role": role,
@@ -163,9 +164,9 @@ class Rotation:
                 "version": expiries[role][0] if role in expiries else None,
                 "expires": int(expiries[role][1].timestamp()) if role in expiries else None,
             }
-            for role, (keyids, threshold) in {**groups, DIRECTOR: (director, 1)}.items()
+            for role, (keyids, threshold) in everyone.items()
         ]
-        here = [role for role, (ids, least) in groups.items() if len(repository.keys.holds(role, ids)) >= least]
+        here = [role for role, (ids, least) in everyone.items() if len(repository.keys.holds(role, ids)) >= least]
         ends = {role: expires for role, (_, expires) in expiries.items()}
         due = notices(ends, here, repository.now(), waiting=pending is not None, root_keys=root.roles["root"].threshold)
         return {"roles": roles, "pending": self._told(pending) if pending else None, "notices": due}

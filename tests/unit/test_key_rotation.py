@@ -566,6 +566,32 @@ def test_after_a_restored_backup_the_operator_signs_the_list_once_more(operator:
     store.refresh(operator.world.fetch)
 
 
+def test_a_backup_from_before_the_online_keys_changed_is_made_good(operator: Operator) -> None:
+    """The newest root, kept beside the operator's keys, is put into an old backup, which lacks the keys that it names:
+    the controller starts, says so, and new keys by the root's signatures bring every device back."""
+    operator.move_away()
+    backup = operator.world.backup()
+    operator.world.now += 60
+    roles = ("snapshot", "timestamp", "director")
+    assert operator.change(KeyChange(anew=roles), "root-1", "root-2", "release")
+    store = operator.device()
+    newest = operator.world.repository.root_bytes
+
+    (backup / "metadata" / "3.root.json").write_bytes(newest)
+    operator.world.now += 60
+    operator.world.restore(backup)
+    operator.reopened()
+    operator.world.repository.renew()
+    assert "edgectl keys rotate snapshot timestamp" in notices(operator)
+    assert operator.change(KeyChange(anew=("snapshot", "timestamp")), "root-2", "root-3")
+
+    assert notices(operator) == ""
+    digest = operator.add(2)
+    store.refresh(operator.world.fetch)
+    assert store.manifest(digest, operator.world.fetch) == sample_release(2)[0]
+    assert store.statement(operator.world.state(counter=9), DEVICE, install=True).counter == 9
+
+
 def test_show_tells_where_each_key_lies(operator: Operator) -> None:
     """Role by role: ids, here or elsewhere, threshold, version and end."""
     operator.move_away()
