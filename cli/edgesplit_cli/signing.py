@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import click
@@ -37,6 +36,8 @@ from edgesplit_controller.signers import check_signature, sign, signer_uri
 
 SIGN_VARIABLE = "EDGESPLIT_SIGN_WITH"
 PASSPHRASE_VARIABLE = "EDGESPLIT_PASSPHRASE"
+PIN_VARIABLE = "EDGESPLIT_PIN"
+_told: dict[str, str] = {}
 
 sign_with_option = click.option(
     "--sign-with",
@@ -44,20 +45,22 @@ sign_with_option = click.option(
     multiple=True,
     metavar="URI",
     help=f"The key to sign with: a file or any securesystemslib URI (hsm:, gcpkms:, awskms:, …); several times for "
-    f"several keys. A file's passphrase is asked for, or ${PASSPHRASE_VARIABLE}.",
+    f"several keys. A file's passphrase is asked for, or ${PASSPHRASE_VARIABLE}; a token's PIN, or ${PIN_VARIABLE}.",
 )
 
 
-@cache
-def ask_secret(name: str) -> str:
-    """A passphrase or PIN: from the environment, else from the person at the terminal; each is asked for once."""
-    given = os.environ.get(PASSPHRASE_VARIABLE)
-    if given:
-        return given
-    if not sys.stdin.isatty():
-        raise UsageError(f"{name} is needed: set {PASSPHRASE_VARIABLE}, or run this in a terminal")
-    secret: str = click.prompt(name, hide_input=True, err=True)
-    return secret
+def ask_secret(name: str, *, new: bool = False) -> str:
+    """A passphrase or PIN: from the environment, else from the person at the terminal; a new one twice.
+
+    Each is asked for once in the life of the process.
+    """
+    if name not in _told:
+        variable = PIN_VARIABLE if name.lower() == "pin" else PASSPHRASE_VARIABLE
+        given = os.environ.get(variable)
+        if not given and not sys.stdin.isatty():
+            raise UsageError(f"{name} is needed: set {variable}, or run this in a terminal")
+        _told[name] = given or click.prompt(name, hide_input=True, confirmation_prompt=new, err=True)
+    return _told[name]
 
 
 def signed_release(answer: Mapping[str, Any], uris: Sequence[str]) -> str:

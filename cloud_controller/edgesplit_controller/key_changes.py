@@ -93,7 +93,7 @@ class Missing:
     """Signatures that are still needed."""
 
     whose: str
-    """In words: "the present root", "the next root", "the release key"."""
+    """In words: "the root", "the present root", "the next root", "the release key"."""
     count: int
     keyids: tuple[str, ...]
     """Any `count` of these."""
@@ -231,10 +231,16 @@ def _check_end(expires: datetime, role: str, now: float) -> None:
 
 
 def root_missing(root: Root, proposal: Metadata[Root]) -> list[Missing]:
-    """Which signatures the proposed root still needs, from the present root's keys and from its own."""
+    """Which signatures the proposed root still needs, from the present root's keys and from its own.
+
+    Told once where both need the same.
+    """
     result = proposal.signed.get_root_verification_result(root, proposal.signed_bytes, proposal.signatures)
-    halves = (("the present root", result.first), ("the next root", result.second))
-    return [Missing(whose, half.missing, tuple(sorted(half.unsigned))) for whose, half in halves if not half.verified]
+    first, second = ((half.missing, tuple(sorted(half.unsigned))) for half in (result.first, result.second))
+    if first == second:
+        return [Missing("the root", *first)] if first[0] else []
+    halves = (("the present root", first), ("the next root", second))
+    return [Missing(whose, *half) for whose, half in halves if half[0]]
 
 
 def targets_missing(root: Root, proposal: Metadata[Targets]) -> list[Missing]:
@@ -278,8 +284,16 @@ def short(keyid: str) -> str:
 def notices(
     expires: Mapping[str, datetime], here: Collection[str], now: float, *, waiting: bool, root_keys: int
 ) -> list[str]:
-    """What an operator must know of the keys: what is at risk, and what nears its end. `here`: roles held whole."""
+    """What an operator must know of the keys: what is at risk, what lacks, and what nears its end.
+
+    `here`: the roles, the director among them, whose keys lie on the controller.
+    """
     lines = []
+    if lost := [role for role in ("snapshot", "timestamp", DIRECTOR) if role not in here]:
+        lines.append(
+            f"no key for {', '.join(lost)} lies on this controller, so devices will stop believing it: "
+            f"`edgectl keys rotate {' '.join(lost)} --sign-with URI`"
+        )
     if "root" in here:
         lines.append(
             "the root key lies on this controller: whoever owns this machine owns the fleet. "

@@ -192,10 +192,12 @@ class Repository:
     def renew(self) -> None:
         """Sign what devices ask for anew, with versions that follow the clock: at each start of a controller.
 
-        A backup that was put back holds older versions than devices have seen, and they refuse those.
+        A backup that was put back holds older versions than devices have seen, and they refuse those. Where it lacks
+        the online keys of the newest root, nothing can be signed before they are rotated.
         """
         with self._exclusive():
-            self._publish_again()
+            if self._has_online_keys():
+                self._publish_again()
 
     def refresh_timestamp(self) -> bool:
         """Sign anew what has passed half its life, so that devices never see expired metadata; True if it did.
@@ -203,6 +205,8 @@ class Repository:
         What needs a key that lies elsewhere is left alone: `edgectl keys show` tells when it is due.
         """
         with self._exclusive():
+            if not self._has_online_keys():
+                return False
             targets_due = self._holds("targets") and self._is_due(self._current_targets(), "targets")
             online = (self._current_planner(), PLANNER), (self._current_snapshot(), "snapshot")
             if targets_due or any(self._is_due(*role) for role in online):
@@ -377,6 +381,9 @@ class Repository:
         trusted = self.trusted_root().roles[role]
         return len(self._keys.holds(role, trusted.keyids)) >= trusted.threshold
 
+    def _has_online_keys(self) -> bool:
+        return self._holds("snapshot") and self._holds("timestamp")
+
     def _publish(self, targets: Targets | None, planner: Targets | None = None) -> None:
         """Sign these targets, then what leads to them; the timestamp is what makes them count.
 
@@ -414,7 +421,7 @@ class Repository:
         """
         meta = dict(self._current_snapshot().meta) if self._has_timestamp() else {}
         meta[TARGETS_FILE] = MetaFile.from_data(targets.version, raw_targets, ["sha256"])
-        if planner is not None:
+        if planner is not None and self._keys.holds(PLANNER, delegated_keys(targets, PLANNER)):
             meta[PLANNER_FILE] = self._sign_planner(planner, targets)
         version = self._next(0, "snapshot", anew=_rekeyed("snapshot", roots))
         snapshot = Snapshot(version, None, self._expiry("snapshot"), meta)

@@ -153,6 +153,7 @@ class Rotation:
             root, expiries = repository.trusted_root(), repository.expiries()
             delegated = {role: (repository.delegated_keys(role), 1) for role in DELEGATED}
         groups = {role: (root.roles[role].keyids, root.roles[role].threshold) for role in TOP_LEVEL}
+        everyone = {**groups, **delegated}
         roles = [
             {
                 "role": role,
@@ -168,9 +169,9 @@ class Rotation:
                 "version": expiries[role][0] if role in expiries else None,
                 "expires": int(expiries[role][1].timestamp()) if role in expiries else None,
             }
-            for role, (keyids, threshold) in {**groups, **delegated}.items()
+            for role, (keyids, threshold) in everyone.items()
         ]
-        here = [role for role, (ids, least) in groups.items() if len(repository.keys.holds(role, ids)) >= least]
+        here = [role for role, (ids, least) in everyone.items() if len(repository.keys.holds(role, ids)) >= least]
         ends = {role: expires for role, (_, expires) in expiries.items()}
         due = notices(ends, here, repository.now(), waiting=pending is not None, root_keys=root.roles["root"].threshold)
         return {"roles": roles, "pending": self._told(pending) if pending else None, "notices": due}
@@ -235,8 +236,9 @@ class Rotation:
         if pending is None:
             return True
         root, targets = self._root_of(pending), self._targets_of(pending)
-        current = self._repository.current_targets().version
-        if targets is not None and current not in (pending.base, targets.signed.version):
+        current = self._repository.current_targets()
+        # Two lists may have one version: what was published meanwhile is told from ours by what is in it.
+        if targets is not None and current.version != pending.base and current != targets.signed:
             pending = self._with_targets(pending)
             targets = self._targets_of(pending)
         if root is not None and root.signed.version <= self._repository.newest_root():

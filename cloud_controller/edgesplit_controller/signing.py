@@ -91,8 +91,9 @@ class Signing:
         """Begin a change of the keys, or go on with it."""
         subject = ",".join(change.anew) or ("root" if change.root_keys else "targets" if change.release_key else "root")
         keys = [one.keyid for one in (*change.root_keys, *([change.release_key] if change.release_key else []))]
+        done = self._rotation.change(change)
         self._record("keys.change", subject, threshold=change.threshold, keys=keys)
-        return self._followed(self._rotation.change(change))
+        return self._followed(done)
 
     def waiting(self) -> dict[str, Any]:
         """The change that waits, as it must be signed."""

@@ -109,6 +109,8 @@ def init(
     present = api.get("/v1/keys")
     makes = (0 if root_keys else 3) if count is None else count
     root = [*_chosen(root_keys, present), *_made(folder, makes, protect)]
+    if not root:
+        raise UsageError("the root needs at least one key: --root-keys N --folder DIR, or --root-key URI")
     least = threshold or min(2, len(root))
     if least > len(root):
         raise UsageError(f"--threshold {least}: there are {len(root)} root keys")
@@ -179,7 +181,7 @@ def rotate(
     root = [*_chosen(root_keys, present), *_made(folder, count, protect, present)]
     release = _release_key(release_key, folder, protect) if "targets" in roles else None
     anew = [role for role in roles if role not in ("root", "targets")]
-    if "root" in roles and not root:
+    if "root" in roles and not root and not threshold:
         if not _here(_role(present, "root")):
             raise UsageError(
                 "the root lies elsewhere: name its next keys with --root-key, or --root-keys N --folder DIR"
@@ -313,7 +315,7 @@ def _release_key(word: str | None, folder: Path | None, protect: bool) -> tuple[
 def _file_key(path: Path, protect: bool) -> tuple[str, PublicKey]:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        make_key_file(path, ask_secret(f"passphrase of {path}") if protect else "")
+        make_key_file(path, ask_secret(f"passphrase of {path}", new=True) if protect else "")
     return _by_uri(str(path))
 
 
