@@ -49,7 +49,10 @@ class Made:
 
     @property
     def chunks(self) -> dict[str, bytes]:
-        return {**chunk_bytes(self.cut), **{chunk_of(data).sha256: data for data in GOLDEN}}
+        return {
+            **{name: bytes(run) for name, run in chunk_bytes(self.cut).items()},
+            **{chunk_of(data).sha256: data for data in GOLDEN},
+        }
 
     def with_(self, **changes: Any) -> Made:
         """Its manifest with these fields in place of its own."""
@@ -75,7 +78,7 @@ class Made:
         described = tuple(slice_file(name, plain_runs(data)) for name, data in whole.items())  # type: ignore[arg-type]
         changed = self.with_slice(place, files=described)
         cut = [*changed.cut]
-        cut[place] = replace(cut[place], files=whole)
+        cut[place] = replace(cut[place], runs={name: plain_runs(data) for name, data in whole.items()})
         return replace(changed, cut=tuple(cut))
 
     def with_graph(self, place: int, change: Callable[[onnx.ModelProto], object]) -> Made:
@@ -92,7 +95,7 @@ def made(
     model: str = "chain",
     *sets: Iterable[str],
     never_leaves: Sequence[str] = ("image",),
-    limits: Mapping[str, str] | None = None,
+    earliest_cut: Sequence[str] = (),
     recut_of: str = "",
 ) -> Made:
     """That model of `onnx_models`, cut so that each of these sets of layers can be on the device."""
@@ -108,7 +111,7 @@ def made(
         rows=(*rows, row_of(graph, "local", every)),
         link=LINK,
         never_leaves=tuple(never_leaves),
-        limits=dict(limits or {}),
+        earliest_cut=tuple(earliest_cut),
     )
     anatomy = encode_anatomy(anatomy_for(model))
     manifest = msgspec.structs.replace(
@@ -144,7 +147,7 @@ class RecutWorld(World):
     def __init__(self, folder: Path, **plan: Any) -> None:
         super().__init__(folder)
         self.layers = [layer.name for layer in tiny.prepared(self.model).graph.layers]
-        self.kept: dict[str, Any] = {"limits": {"keep_first": "1"}, **plan}
+        self.kept: dict[str, Any] = {"earliest_cut": self.layers[:1], **plan}
         self.base = made(self.model, self.layers[:2], **self.kept)
         self.publish(self.base)
 

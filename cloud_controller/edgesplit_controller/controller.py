@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ from edgesplit.errors import TrustError
 from edgesplit.identity import Claim, Enrolled, Renewal, check_renewal
 from edgesplit.plan import Link
 from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.content_keys import check_can_decrypt, check_introduced
 from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
 from edgesplit_controller.director import Director
@@ -148,13 +150,22 @@ class Controller:
         """Heavy. Plan, cut, sign (with `recut` by the planner's key alone), and tell the devices."""
         model = self.registry.get(reference)
         chosen = self.devices.select(targets)
+        if wish.encrypt:
+            check_can_decrypt(chosen)
         digest, manifest = self.releasing.release(model, links_by_class(chosen, link), wish, recut=recut)
         names = [device.name for device in chosen]
         number = self.director.deploy(digest, model.ref, names, targets=targets, options=wish.as_options())
         self.tell.tell(names)
         plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
-        told = {"deployment": number, "release": digest, "model": model.ref, "devices": sorted(names), "plans": plans}
-        return {**told, **signature(manifest)}
+        return {
+            "deployment": number,
+            "release": digest,
+            "model": model.ref,
+            "devices": sorted(names),
+            "encrypted": manifest.is_encrypted,
+            "plans": plans,
+            **signature(manifest),
+        }
 
     def deployments(self) -> list[dict[str, Any]]:
         """Every deployment, oldest first."""
@@ -187,9 +198,14 @@ class Controller:
         carried: dict[str, Any] = msgspec.to_builtins(claim)
         return carried
 
-    def enrol(self, token: str, csr_pem: str) -> dict[str, Any]:
+    def enrol(
+        self, token: str, csr_pem: str, encryption_key: bytes = b"", encryption_signature: bytes = b""
+    ) -> dict[str, Any]:
         """A certificate for a token, and where everything is."""
-        let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request)
+        if encryption_key:
+            check_introduced(csr_pem, encryption_key, encryption_signature)
+        let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request, encryption_key)
+        self.director.wrap_anew(let_in.device)
         if let_in.replaced:
             self.revocations.publish()
             self.revocations.cut(let_in.device)
@@ -198,9 +214,15 @@ class Controller:
         self.tell.tell([let_in.device])
         return self._enrolled(let_in)
 
-    def renew(self, renewal: Renewal) -> dict[str, Any]:
-        """A new certificate for a device that proves to hold the key of one of ours, expired or not."""
+    def renew(self, renewal: Renewal, *, shown_serial: int | None) -> dict[str, Any]:
+        """A new certificate for a device that proves to hold the key of one of ours, expired or not.
+
+        `shown_serial` is of the certificate that the connection showed: the same one, or none where it has expired.
+        """
         old = self.authority.recognise(renewal.certificate_pem.encode())
+        expired = old.not_valid_after_utc.timestamp() <= time()
+        if shown_serial != old.serial_number and not (expired and shown_serial is None):
+            raise Forbidden("a certificate is renewed over a connection that shows it, until it has expired")
         try:
             check_renewal(renewal, old)
         except TrustError as error:

@@ -21,9 +21,10 @@ from sqlalchemy import select
 
 from edgesplit.anatomy import anatomy_file, decode_anatomy, encode_anatomy
 from edgesplit.errors import ModelRefused, TrustError, UsageError
+from edgesplit.key_file import write_keys
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Link, Plan
-from edgesplit.recut import check_recut, check_slice
+from edgesplit.recut import check_recut
 from edgesplit.release import (
     Chunk,
     Golden,
@@ -37,6 +38,7 @@ from edgesplit.release import (
 from edgesplit.releases import write_release
 from edgesplit.trust import PLANNER
 from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.content_keys import ContentKeys
 from edgesplit_controller.database import Database, Model, Release, record
 from edgesplit_controller.golden import GoldenPair, golden_pairs
 from edgesplit_controller.planning import Planning, Wish, device_profile
@@ -96,6 +98,7 @@ class Releasing:
         repository: Repository,
         *,
         offload_releases: Path,
+        content_keys: ContentKeys,
         now: Callable[[], float],
     ) -> None:
         self._database = database
@@ -104,8 +107,9 @@ class Releasing:
         self._planning = planning
         self._repository = repository
         self._offload_releases = offload_releases
+        self._content_keys = content_keys
         self._now = now
-        self._manifests: OrderedDict[str, tuple[Manifest, frozenset[str]]] = OrderedDict()
+        self._manifests: OrderedDict[str, tuple[Manifest, tuple[str, ...]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def release(
@@ -141,18 +145,20 @@ class Releasing:
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [one for name, plan in plans.items() for one in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        anatomy = anatomy_of(loaded)
+        anatomy = b"" if wish.encrypt else anatomy_of(loaded)  # digests of weights would tell what is encrypted
         made = msgspec.structs.replace(
             made,
             compiled=tuple(one.compiled for one in compiled),
             anatomy=anatomy_file(anatomy) if anatomy else None,
         )
-        manifest = self._with_known_date(model, made)
-        self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
+        contents = [*cut, *(one.cut for one in compiled)]
+        if wish.encrypt:
+            made, contents, pairs = self._content_keys.seal(made, contents, pairs)
         if anatomy:
             self._repository.add_anatomy(anatomy)
             self._blobs.put(anatomy)
-        return self._publish(model, manifest, [*cut, *(one.cut for one in compiled)], wish), manifest
+        manifest = self._with_known_date(model, made)
+        return self._publish(model, manifest, contents, pairs, wish), manifest
 
     def _newest_base(self, model: Model) -> tuple[str, Manifest] | None:
         """The newest release of the model that the release key signed."""
@@ -175,6 +181,8 @@ class Releasing:
         """The base in other tables: over its own slices where they do, else cut anew. The base itself where nothing
         differs from it."""
         digest, base = base_release
+        if wish.encrypt and not base.is_encrypted:
+            raise UsageError(f"release {digest[:12]} is in clear: to encrypt it needs the release key")
         as_they_are = all(fits(table, base.slices) for table in tables.values())
         cut = [CutSlice(one, {}) for one in base.slices] if as_they_are else cut_for(loaded, tables.values())
         plans = {name: release_plan(table, cut, layer_s[name]) for name, table in tables.items()}
@@ -188,15 +196,18 @@ class Releasing:
             anatomy=None,
             recut_of=digest,
         )
-        anatomy = decode_anatomy(self._blobs.get(base.anatomy.sha256), base.anatomy) if base.anatomy else None
+        raw_anatomy = self._blobs.get(base.anatomy.sha256) if base.anatomy else b""
+        if base.anatomy and not as_they_are and anatomy_of(loaded) != raw_anatomy:
+            raise UsageError(
+                f"{model.ref} is no longer prepared here as it was when release {digest[:12]} was made (another version"
+                " of onnxruntime or onnx?): to cut it elsewhere now needs the release key"
+            )
         try:
-            check_recut(made, base, anatomy)
-            for one in cut:
-                check_slice(one.slice, base, anatomy, one.file)
+            check_recut(made, base, decode_anatomy(raw_anatomy, base.anatomy) if base.anatomy else None)
         except TrustError as error:
             raise UsageError(f"release {digest[:12]} cannot be cut like this by the planner: {error}") from error
         manifest = self._with_known_date(model, made)
-        return self._publish(model, manifest, [] if as_they_are else cut, wish), manifest
+        return self._publish(model, manifest, [] if as_they_are else cut, [], wish), manifest
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a release that is known; NotFound otherwise."""
@@ -210,17 +221,19 @@ class Releasing:
         found = self._known(digest)
         return found[0] if found else None
 
-    def chunks_of(self, digest: str) -> frozenset[str]:
-        """The chunks of a release, golden ones included; none for a release that is not known."""
+    def chunks_of(self, digest: str) -> tuple[str, ...]:
+        """The chunks of a release in the order in which devices count them; none for a release that is not known."""
         found = self._known(digest)
-        return found[1] if found else frozenset()
+        return found[1] if found else ()
 
     def all(self) -> Sequence[Release]:
         """Every release, oldest first."""
         with self._database.read() as session:
             return session.scalars(select(Release).order_by(Release.created)).all()
 
-    def _publish(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], wish: Wish) -> str:
+    def _publish(
+        self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair], wish: Wish
+    ) -> str:
         """Keep everything a device or the offload server may ask for, and only then make the release known."""
         raw = encode_manifest(manifest)
         if len(raw) > LIMITS.manifest_bytes:
@@ -233,6 +246,8 @@ class Releasing:
             self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
             bootstrap_root=self._repository.root_bytes,
         )  # fmt: skip
+        if manifest.is_encrypted:
+            write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
         with self._database.write() as session:
             if session.get(Release, digest) is None:
                 options = {**wish.as_options(), **signature(manifest)}
@@ -251,7 +266,7 @@ class Releasing:
                 return dated
         return msgspec.structs.replace(manifest, created=iso_time(self._now()))
 
-    def _known(self, digest: str) -> tuple[Manifest, frozenset[str]] | None:
+    def _known(self, digest: str) -> tuple[Manifest, tuple[str, ...]] | None:
         with self._lock:
             if digest in self._manifests:
                 self._manifests.move_to_end(digest)
@@ -260,7 +275,7 @@ class Releasing:
             if session.get(Release, digest) is None:
                 return None
         manifest = decode_manifest(self._blobs.get(digest))
-        found = manifest, frozenset(manifest.chunks()) | frozenset(_golden_chunks(manifest))
+        found = manifest, tuple(manifest.chunk_list())
         with self._lock:
             self._manifests[digest] = found
             while len(self._manifests) > REMEMBERED:
@@ -342,7 +357,3 @@ def _golden(pair: GoldenPair) -> Golden:
 
 def _chunk(data: bytes) -> Chunk:
     return Chunk(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
-
-
-def _golden_chunks(manifest: Manifest) -> Iterable[str]:
-    return (chunk.sha256 for golden in manifest.golden for chunk in (golden.request, golden.response))

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from edgesplit.release import FileName, TensorSpec
 from edgesplit_partitioner import bundle, onnx_nodes
-from edgesplit_partitioner.chunks import Piece, padded, plain_runs, weight_runs
+from edgesplit_partitioner.chunks import Bytes, Piece, padded_bytes, plain_runs, weight_runs
 from edgesplit_partitioner.graph import Layer
 from edgesplit_partitioner.prepared import Boundary
 
@@ -26,12 +26,12 @@ _WHOLE_NUMBERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx
 
 def onnx_files(
     model: onnx.ModelProto, data: bundle.Data, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
-) -> dict[FileName, list[bytes]]:
+) -> dict[FileName, list[Bytes]]:
     """The chunks of each file of the slice with these layers of `model`, whose data file holds `data`."""
     pieces = _pieces(members, onnx_nodes.initializers(model.graph), data, shared)
     proto = _slice_proto(model, members, boundary, pieces)
     runs = weight_runs(pieces.values())
-    files: dict[FileName, list[bytes]] = {"graph.onnx": plain_runs(proto.SerializeToString(deterministic=True))}
+    files: dict[FileName, list[Bytes]] = {"graph.onnx": plain_runs(proto.SerializeToString(deterministic=True))}
     if runs:
         files["weights.bin"] = runs
     return files
@@ -54,11 +54,11 @@ def _pieces(
     return {**owned, **free}
 
 
-def data_beside(tensor: onnx.TensorProto, data: bundle.Data) -> bytes | None:
+def data_beside(tensor: onnx.TensorProto, data: bundle.Data) -> Bytes | None:
     """The tensor's bytes as the weights file holds them, or None if it stays in the graph."""
     if bundle.is_external(tensor):
         _, offset, length = bundle.external(tensor)
-        return data[offset : offset + length]
+        return memoryview(data)[offset : offset + length]
     if tensor.data_type == onnx.TensorProto.STRING:
         return None
     size = onnx_nodes.tensor_bytes(tensor)
@@ -84,7 +84,7 @@ def _slice_proto(
     offset = 0
     for name, piece in pieces.items():
         cut.graph.initializer.append(_pointer(stored[name], offset, len(piece.data)))
-        offset += len(padded(piece.data))
+        offset += padded_bytes(len(piece.data))
     used = dict.fromkeys(name for layer in members for name in layer.weights)
     cut.graph.initializer.extend(stored[name] for name in used if name not in pieces)
     read = {name for node in cut.graph.node for name in onnx_nodes.reads(node)}

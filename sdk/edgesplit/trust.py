@@ -24,14 +24,20 @@ from typing import Any, TypeVar
 
 import msgspec
 from securesystemslib.signer import Signature
-from tuf.api.exceptions import DownloadError, DownloadHTTPError, DownloadLengthMismatchError, RepositoryError
+from tuf.api.exceptions import (
+    DownloadError,
+    DownloadHTTPError,
+    DownloadLengthMismatchError,
+    ExpiredMetadataError,
+    RepositoryError,
+)
 from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from edgesplit import names
 from edgesplit.anatomy import Anatomy, decode_anatomy
-from edgesplit.durable import write_durably
-from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError
+from edgesplit.durable import make_folders, write_durably
+from edgesplit.errors import EdgeError, Expired, LinkError, MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.messages import decode
 from edgesplit.recut import check_recut
@@ -186,12 +192,22 @@ def _parse(
         signed = metadata.signed
         if not isinstance(signed, kind):
             raise TrustError(f"{what}: not {kind.type} metadata")
+        _refuse_twins(signed, what)
         for judge in (delegator, signed if isinstance(signed, Root) else None):
             if judge is not None:
                 judge.verify_delegate(role or kind.type, metadata.signed_bytes, metadata.signatures)
     except (RepositoryError, ValueError, TypeError, KeyError) as error:
         raise TrustError(f"{what}: {error}") from error
     return signed
+
+
+def _refuse_twins(signed: Root | Timestamp | Snapshot | Targets, what: str) -> None:
+    """A key has one name: under two it would count twice, and one holder would reach a threshold of two (TUF 4.2)."""
+    delegated = signed.delegations.keys if isinstance(signed, Targets) and signed.delegations else {}
+    named = signed.keys if isinstance(signed, Root) else delegated
+    different = {msgspec.json.encode(key.keyval, order="deterministic") for key in named.values()}
+    if len(different) != len(named):
+        raise TrustError(f"{what}: one key under two names")
 
 
 def check_listed(raw_manifest: bytes, release: str, targets: Targets) -> None:
@@ -392,7 +408,7 @@ class TrustStore:
             if install:
                 self._require_fresh()
                 if statement.expires <= self._now():
-                    raise TrustError(f"statement {statement.counter} has expired: nothing is installed")
+                    raise Expired(f"statement {statement.counter} has expired: nothing is installed")
             self._write_record(Record(self._record.roles, {**self._record.statements, device: mark}))
             return statement
 
@@ -449,7 +465,7 @@ class TrustStore:
         if self._fresh_until is None:
             raise LinkError("metadata was not refreshed since the start: refresh before installing")
         if self._fresh_until <= self._now():
-            raise TrustError("metadata has expired: what runs is kept, nothing is installed")
+            raise Expired("metadata has expired: what runs is kept, nothing is installed")
 
     def _load_record(self) -> Record:
         try:
@@ -479,18 +495,24 @@ class TrustStore:
             return self._update(fetch)
 
     def _update(self, fetch: Fetch) -> _View:
-        self._cache.mkdir(parents=True, exist_ok=True)
+        make_folders(self._cache)
         fetcher = _Fetcher(fetch)
         try:
             updater = Updater(str(self._cache), "metadata/", fetcher=fetcher, config=_CONFIG, bootstrap=self._bootstrap)
             # TUF 5.1: one fixed time for the whole workflow. There is no public way to say which clock.
             updater._trusted_set.reference_time = datetime.fromtimestamp(self._now(), timezone.utc)
             updater.refresh()
-            return self._view(self._has_planner(updater))
+            view = self._view(self._has_planner(updater))
+            newest = updater._trusted_set.root.version
+            if view.root.version != newest:  # else older keys would judge what newer ones were to
+                raise TrustError(f"{root_file(view.root.version + 1)}: not a root that may follow, of {newest} in all")
+            return view
         except DownloadLengthMismatchError as error:
             raise TrustError(f"metadata larger than allowed: {error}") from error
         except DownloadError as error:
             raise (fetcher.failure or LinkError(f"fetching metadata: {error}")) from error
+        except ExpiredMetadataError as error:
+            raise Expired(f"metadata has expired, or this clock is wrong: {error}") from error
         except RepositoryError as error:
             raise TrustError(f"metadata: {error}") from error
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
@@ -535,7 +557,7 @@ class TrustStore:
 
 
 _CONFIG = UpdaterConfig(
-    max_root_rotations=64,
+    max_root_rotations=1_024,  # counted from the root in the image; each must be signed, so this bounds no attacker
     max_delegations=1,  # targets and what it delegates; nobody delegates further
     root_max_length=512_000,
     timestamp_max_length=16_384,

@@ -103,7 +103,7 @@ class ModelWorld(RecutWorld):
 
     def __init__(self, folder: Path, model: str) -> None:
         self.model = model
-        super().__init__(folder, limits={}, never_leaves=())
+        super().__init__(folder, earliest_cut=(), never_leaves=())
 
 
 def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> No
 
 def test_limits_may_become_stricter(world: RecutWorld) -> None:
     """More layers kept, more tensors that never leave."""
-    one = world.recut(4, limits={"keep_first": "3"}, never_leaves=("image", "a1"))
+    one = world.recut(4, earliest_cut=world.layers[:3], never_leaves=("image", "a1"))
     world.repository.add_recut(one.raw)
     assert refreshed(world).manifest(one.digest, world.fetch) == one.raw
 
@@ -176,16 +176,16 @@ def sends(*names: str) -> Twist:
     return row(lambda one: msgspec.structs.replace(one, sends=names) if one.sends else one)
 
 
-def swapped_layers(one: Made) -> Made:
-    """Two slices, each said to be the other's layers."""
+def moved_layer(one: Made) -> Made:
+    """A layer is said to be in the slice after the one that holds it."""
     first, second = (one.cut[place].slice.layers for place in (0, 1))
-    return one.with_slice(0, layers=second).with_slice(1, layers=first)
+    return one.with_slice(0, layers=first[:-1]).with_slice(1, layers=(first[-1], *second))
 
 
-def earlier(one: Made) -> Made:
-    """Everything but the fallback runs in the cloud."""
-    return made("chain", (), recut_of=one.manifest.recut_of, never_leaves=(), limits={"keep_first": "1"}).with_plan(
-        never_leaves=("image",)
+def earlier(*layers: str) -> Twist:
+    """A cut after these layers, under a plan that says as the base's does what must stay."""
+    return lambda one: made("chain", layers, recut_of=one.manifest.recut_of, never_leaves=()).with_plan(
+        never_leaves=("image",), earliest_cut=one.manifest.plans[CLASS].earliest_cut
     )
 
 
@@ -204,11 +204,17 @@ FORGED: dict[str, tuple[Twist, str]] = {
     "e: other inputs": (lambda one: one.with_(inputs=(OTHER,)), "inputs"),
     "e: other outputs": (lambda one: one.with_(outputs=()), "outputs"),
     "d: raw input may leave": (lambda one: one.with_plan(never_leaves=()), "'image' leave the device"),
-    "d: fewer layers kept": (lambda one: one.with_plan(limits={}), "keeps fewer layers"),
-    "d: a limit that is no number": (lambda one: one.with_plan(limits={"keep_first": "x"}), "no number"),
-    "d: raw input in a row": (earlier, "sends what may never leave"),
+    "d: a layer less kept": (lambda one: one.with_plan(earliest_cut=()), "lets layer 'stem/Conv' run elsewhere"),
+    "d: another layer kept": (
+        lambda one: one.with_plan(earliest_cut=("conv1",)),
+        "lets layer 'stem/Conv' run elsewhere",
+    ),
+    "d: raw input in a row": (earlier(), "sends what may never leave"),
     "d: another class, weaker": (lambda one: one.with_plan("pi5", never_leaves=()), "'image' leave the device"),
-    "d: another class, earlier": (lambda one: one.with_plan("pi5", limits={}), "keeps fewer layers"),
+    "d: another class, earlier": (
+        lambda one: one.with_plan("pi5", earliest_cut=()),
+        "lets layer 'stem/Conv' run elsewhere",
+    ),
     "d: a plan of another class": (
         lambda one: one.with_(plans={"pi5": one.manifest.plans[CLASS]}),
         "is for something else",
@@ -235,14 +241,18 @@ FORGED: dict[str, tuple[Twist, str]] = {
     ),
     "an anatomy of its own": (lambda one: one.with_(anatomy=AnatomyFile("1" * 64, 5)), "anatomy of its own"),
     "c: a layer twice": (lambda one: one.with_slice(0, layers=(*one.cut[0].slice.layers, "wide")), "exactly once"),
-    "c: a layer left out": (lambda one: one.with_slice(0, layers=one.cut[0].slice.layers[1:]), "exactly once"),
+    "c: a layer left out": (lambda one: one.with_slice(1, layers=one.cut[1].slice.layers[1:]), "exactly once"),
     "c: a slice left out": (
         lambda one: one.with_(slices=one.manifest.slices[:1]).with_plan(
             rows=(Row(name="local", device=(one.cut[0].slice.name,)),)
         ),
         "exactly once",
     ),
-    "c: layers of another slice": (swapped_layers, "takes or gives other tensors"),
+    "c: layers in another order": (
+        lambda one: one.with_slice(0, layers=one.cut[0].slice.layers[::-1]),
+        "in another order",
+    ),
+    "c: layers of another slice": (moved_layer, "takes or gives other tensors"),
     "other kernels": (lambda one: one.with_slice(0, kernels="plain"), "does not run as its base's"),
     "another engine": (lambda one: one.with_slice(0, format="tflite"), "does not run as its base's"),
     "no file": (lambda one: one.with_slice(0, files=()), "does not run as its base's"),

@@ -40,6 +40,11 @@ from edgesplit_cli.show import console, json_option, print_json, table
     help="Sign with the planner's key: only another cut of a model that was released before.",
 )
 @click.option(
+    "--encrypt",
+    is_flag=True,
+    help="Encrypt every slice: only the devices that run it, and the offload server for its half, get the keys.",
+)
+@click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
 )
 @json_option
@@ -53,6 +58,7 @@ def deploy(
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
     recut: bool,
+    encrypt: bool,
     wait_s: float,
     as_json: bool,
     **limits: Any,
@@ -66,6 +72,7 @@ def deploy(
         "limits": limits_of(**limits),
         "objective": objective,
         "recut": recut,
+        "encrypt": encrypt,
     }
     if codecs:
         body["codecs"] = list(codecs)
@@ -76,7 +83,8 @@ def deploy(
     if as_json:
         print_json(made)
         return
-    console().print(f"release {made['release'][:16]}…  of {made['model']}  to {', '.join(made['devices'])}")
+    encrypted = "  encrypted" if made["encrypted"] else ""
+    console().print(f"release {made['release'][:16]}…  of {made['model']}{encrypted}  to {', '.join(made['devices'])}")
     console().print(f"  {_signature(made)}")
     for plan in made["plans"]:
         rows = ", ".join(
@@ -101,7 +109,14 @@ def deployments(data: Path, as_json: bool) -> None:
         print_json(made)
         return
     rows = [
-        (str(one["id"]), one["model"], one["partition"], one["release"][:16], ", ".join(one["devices"])) for one in made
+        (
+            str(one["id"]),
+            one["model"],
+            one["partition"],
+            one["release"][:16] + (" encrypted" if one["encrypt"] else ""),
+            ", ".join(one["devices"]),
+        )
+        for one in made
     ]
     console().print(table((">id", "model", "partition", "release", "devices"), rows))
 
@@ -118,7 +133,9 @@ def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None
     until = time.monotonic() + seconds
     while True:
         behind = _behind(api, devices, release)
-        failed = {name: text for name, text in behind.items() if text.startswith("failed")}
+        failed = {
+            name: text for name, text in behind.items() if text.startswith(("failed", "rolled back", "safe mode"))
+        }
         if not behind:
             return
         if failed or time.monotonic() > until:
