@@ -49,10 +49,8 @@ class Made:
 
     @property
     def chunks(self) -> dict[str, bytes]:
-        return {
-            **{name: bytes(run) for name, run in chunk_bytes(self.cut).items()},
-            **{chunk_of(data).sha256: data for data in GOLDEN},
-        }
+        runs = {name: bytes(run) for name, run in chunk_bytes(self.cut).items()}
+        return {**runs, **{chunk_of(data).sha256: data for data in GOLDEN}}
 
     def with_(self, **changes: Any) -> Made:
         """Its manifest with these fields in place of its own."""
