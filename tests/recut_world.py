@@ -15,8 +15,9 @@ from tuf.api.metadata import TargetFile
 from edgesplit import release
 from edgesplit.anatomy import anatomy_file, encode_anatomy
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Chunk, Golden, Manifest, Slice
+from edgesplit.release import Chunk, Golden, Manifest
 from edgesplit.trust import recut_path
+from edgesplit_controller.repository import Repository
 from edgesplit_partitioner.chunks import plain_runs, slice_file
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, chunk_bytes, cut_slices
@@ -38,6 +39,7 @@ class Made:
 
     manifest: Manifest
     cut: tuple[CutSlice, ...]
+    golden: tuple[bytes, bytes] = GOLDEN
 
     @property
     def raw(self) -> bytes:
@@ -50,7 +52,7 @@ class Made:
     @property
     def chunks(self) -> dict[str, bytes]:
         runs = {name: bytes(run) for name, run in chunk_bytes(self.cut).items()}
-        return {**runs, **{chunk_of(data).sha256: data for data in GOLDEN}}
+        return {**runs, **{chunk_of(data).sha256: data for data in self.golden}}
 
     def with_(self, **changes: Any) -> Made:
         """Its manifest with these fields in place of its own."""
@@ -95,6 +97,7 @@ def made(
     never_leaves: Sequence[str] = ("image",),
     earliest_cut: Sequence[str] = (),
     recut_of: str = "",
+    golden: tuple[bytes, bytes] = GOLDEN,
 ) -> Made:
     """That model of `onnx_models`, cut so that each of these sets of layers can be on the device."""
     prepared = tiny.prepared(model)
@@ -115,11 +118,11 @@ def made(
     manifest = msgspec.structs.replace(
         tiny.manifest_of(prepared, cut),
         plans={CLASS: as_release_plan(table, cut, {})},
-        golden=(Golden(*map(chunk_of, GOLDEN)),),
+        golden=(Golden(*map(chunk_of, golden)),),
         anatomy=None if recut_of else anatomy_file(anatomy),
         recut_of=recut_of,
     )
-    return Made(manifest, tuple(cut))
+    return Made(manifest, tuple(cut), golden)
 
 
 def anatomy_for(model: str) -> Any:
@@ -161,10 +164,13 @@ class RecutWorld(World):
 
     def steal(self, raw: bytes, path: str = "") -> str:
         """What a thief does: sign whatever it is with the planner's key, and publish it; returns its digest."""
-        repository = self.repository
+        return self.sign_by_planner(self.repository, self.folder / "repository", raw, path)
+
+    @staticmethod
+    def sign_by_planner(repository: Repository, folder: Path, raw: bytes, path: str = "") -> str:
         digest = release.release_digest(raw)
         path = path or recut_path(digest)
-        file = self.folder / "repository" / "targets" / path
+        file = folder / "targets" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(raw)
         with repository._exclusive():
@@ -172,6 +178,10 @@ class RecutWorld(World):
             planner.targets[path] = TargetFile.from_data(path, raw, ["sha256"])
             repository._publish(None, planner)
         return digest
+
+    @staticmethod
+    def encoded(anatomy: Any) -> bytes:
+        return encode_anatomy(anatomy)
 
     def stolen_proof(self, one: Made) -> dict[str, bytes]:
         """What lies beside that release once the thief has signed it."""
@@ -188,7 +198,3 @@ def plant(folder: Path, one: Made, proof: Mapping[str, bytes]) -> None:
     for name, raw in files.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_bytes(raw)
-
-
-def slice_of(one: Made, place: int) -> Slice:
-    return one.cut[place].slice

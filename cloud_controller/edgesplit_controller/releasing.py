@@ -240,6 +240,7 @@ class Releasing:
             raise ModelRefused(f"{model.ref}: its manifest has {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
         decode_manifest(raw)
         self._blobs.put_all(chunk_bytes(cut).values())
+        self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
         self._blobs.put(raw)
         digest = self._repository.add_recut(raw) if manifest.recut_of else self._repository.add_release(raw)
         write_release(
