@@ -484,6 +484,11 @@ class Updater:
                     pause_s = wake_at(self._have, now) - now
                     self._changed.wait(None if pause_s == float("inf") else max(0.01, pause_s))
 
+    def wakes_at(self, now: float) -> float:
+        """When, after `now`, time alone could bring a new step."""
+        with self._changed:
+            return wake_at(self._have, now)
+
     def take_step(self) -> Step | None:
         """Carry out the next step, if there is one now; which it was."""
         with self._changed:
