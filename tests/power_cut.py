@@ -1,10 +1,10 @@
 """A file layer that sees every change under one folder, and what a disk holds when power fails in the middle of them.
 
-`Recorder` stands between Python and the file system: each write, rename, unlink, mkdir, link, truncation and fsync under
-its folder is carried out and written down, whoever asks for it; a test may have any of them fail instead. `after_cut` is
-pure: from that log it makes a state that a disk may be in after a power cut, where only what was fsynced is sure. What
-was not may be there, be lost, be torn or have become zeros, in any order, and a folder's entries count as a file's bytes
-do: a new name is sure when its folder was fsynced. That is less than any file system in use promises.
+`Recorder` stands between Python and the file system: each write, rename, unlink, mkdir, link, truncation and fsync
+under its folder is carried out and written down, whoever asks for it; a test may have any of them fail instead.
+`after_cut` is pure: from that log it makes a state that a disk may be in after a power cut, where only what was fsynced
+is sure. What was not may be there, be lost, be torn or have become zeros, in any order, and a folder's entries count as
+a file's bytes do: a new name is sure when its folder was fsynced. That is less than any file system in use promises.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def touched(op: Operation) -> tuple[int, ...]:
 
 
 def after_cut(start: Disk, log: Sequence[Operation], cut: int, how: How, rng: random.Random) -> Disk:
-    """A disk after the first `cut` operations and a power cut. What was not fsynced is all lost, all kept, or each of it
-    whatever `rng` says."""
+    """A disk after the first `cut` operations and a power cut. What was not fsynced is all lost, all kept, or each of
+    it whatever `rng` says."""
     sure: set[int] = set()
     """Nodes that are fsynced later on."""
     keep: list[Operation] = []

@@ -224,9 +224,11 @@ class Work:
         try:
             active = self._load(release)
             self._answer_golden(active)
-            self._loaded[release] = active
-        finally:
+        except Exception:
             self._keep(activation.tried(self._current, release), "this try stays counted")
+            raise
+        self._keep(activation.tried(self._current, release), "this try stays counted")
+        self._loaded[release] = active
 
     def activate(self, model: str, release: str) -> None:
         """One rename of `current.json`; then the engine answers by it. What ran before stays here, whole."""

@@ -7,11 +7,9 @@ ask for no chunk that it had, end where the story ends, and leave no litter.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -30,7 +28,7 @@ from power_cut import (
     read_tree,
     write_tree,
 )
-from power_world import Machine, Source, Tiny
+from power_world import Machine, Source, Tiny, imaginary_disks
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 CUTS = int(os.environ.get("EDGESPLIT_POWER_CUTS", "400"))
@@ -131,23 +129,9 @@ NAMES = ("install", "update", "roll back", "supersede a trial", "retire")
 
 
 @pytest.fixture(scope="module")
-def quiet() -> Iterator[None]:
-    """Thousands of devices that are cut off have much to say, and what they sync is looked at in the log only: a real
-    disk would be waited for a hundred thousand times."""
-    logging.disable(logging.CRITICAL)
-    real, os.fsync = os.fsync, lambda descriptor: None
-    yield
-    os.fsync = real
-    logging.disable(logging.NOTSET)
-
-
-@pytest.fixture(scope="module")
-def stage(quiet: None) -> Iterator[Stage]:
-    """In memory where that is to be had: these disks are imaginary, and a busy real one would only slow them down."""
-    memory = Path("/dev/shm")
-    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**27
-    with tempfile.TemporaryDirectory(prefix="edgesplit-power-", dir=memory if roomy else None) as folder:
-        yield Stage(Path(folder))
+def stage() -> Iterator[Stage]:
+    with imaginary_disks() as folder:
+        yield Stage(folder)
 
 
 @pytest.fixture(scope="module")
