@@ -275,8 +275,12 @@ def _write_into(path: Path, pieces: Sequence[tuple[int, bytes]]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     elif path.stat().st_nlink > 1:  # another release runs from these very bytes
         own = path.with_name(f".{path.name}.part")
-        shutil.copyfile(path, own)
-        os.replace(own, path)
+        try:
+            shutil.copyfile(path, own)
+            os.replace(own, path)
+        except OSError:
+            own.unlink(missing_ok=True)
+            raise
     with path.open("wb" if fresh else "r+b", buffering=0) as file:
         for offset, data in pieces:
             file.seek(offset)

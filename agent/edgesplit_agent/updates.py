@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+LOCAL_TRIES = 5
+"""What needs only this device's disk is tried again after as long a pause as what has failed so often."""
 FINAL = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
 """Failures that the same bytes would bring again (but what has expired, by this clock, may be good tomorrow)."""
 
@@ -280,8 +282,9 @@ def _tidy(want: Statement, have: DeviceState, now: float) -> Step | None:
     unwanted = sorted(set(have.running) - {wanted.model for wanted in want.releases})
     if unwanted and now >= have.local_retry_at:
         return Retire(unwanted[0])
+    litter = have.litter and now >= have.local_retry_at
     settled = not have.trials and all(have.running.get(one.model) == one.release for one in want.releases)
-    return _report(have, now) or (Clean() if have.litter and settled else None)
+    return _report(have, now) or (Clean() if litter and settled else None)
 
 
 def wake_at(have: DeviceState, now: float) -> float:
@@ -489,6 +492,11 @@ class Updater:
                     pause_s = wake_at(self._have, now) - now
                     self._changed.wait(None if pause_s == float("inf") else max(0.01, pause_s))
 
+    def wakes_at(self, now: float) -> float:
+        """When, after `now`, time alone could bring a new step."""
+        with self._changed:
+            return wake_at(self._have, now)
+
     def take_step(self) -> Step | None:
         """Carry out the next step, if there is one now; which it was."""
         with self._changed:
@@ -637,12 +645,10 @@ class Updater:
                 self._offer_failed(step, error, now, jitter)
             elif isinstance(step, Report):
                 self._have = replace(self._have, reported=False, report_retry_at=now + pause_after(1, jitter))
-            elif isinstance(step, Clean):
-                self._have = replace(self._have, litter=False)
             elif isinstance(step, CheckAgain):
                 self._check_failed(step, error)
-            elif isinstance(step, (Commit, RollBack, FindHealthy, Retire)):
-                self._have = replace(self._have, local_retry_at=now + pause_after(3, jitter))
+            elif isinstance(step, (Commit, RollBack, FindHealthy, Retire, Clean)):
+                self._have = replace(self._have, local_retry_at=now + pause_after(LOCAL_TRIES, jitter))
             else:
                 state = after_failure(self._state(step.release), error, now, jitter)
                 if isinstance(step, Stage) and isinstance(error, LinkError):

@@ -25,7 +25,7 @@ from edgesplit_agent.engine import Engine
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
-from edgesplit_agent.updates import ReleaseState, Standing
+from edgesplit_agent.updates import ReleaseState, Standing, is_final
 from edgesplit_agent.uplink import Uplink
 
 log = logging.getLogger(__name__)
@@ -193,11 +193,10 @@ class Work:
         """Refresh the metadata, then believe the statement or not. A believed one is kept for the next start."""
         self._trust.refresh(self._fetch)
         statement = self._trust.statement(raw, self._identity.device, install=True)
-        wanted = [one.release for one in statement.releases]
         was_safe = self._current.safe is not None
-        self._commit(activation.obeying(self._current, raw, statement.counter, wanted))
+        self._commit(activation.obeying(self._current, raw, statement.counter))
         if was_safe and self._current.safe is None:
-            log.warning("safe mode ends: something else is to run")
+            log.warning("safe mode ends: the controller has said something new")
         self._wants(statement)
         return statement
 
@@ -255,9 +254,11 @@ class Work:
         try:
             active = self._load(release)
             self._answer_golden(active)
-            self._loaded[release] = active
-        finally:
+        except Exception:
             self._keep(activation.tried(self._current, release), "this try stays counted")
+            raise
+        self._keep(activation.tried(self._current, release), "this try stays counted")
+        self._loaded[release] = active
 
     def activate(self, model: str, release: str) -> None:
         """One rename of `current.json`; then the engine answers by it. What ran before stays here, whole."""
@@ -334,8 +335,11 @@ class Work:
             slices = set() if staged else self._slices(paper.manifest)
             missing = self._store.assembly(Layout.of(release, paper.manifest, slices)).missing()
             return ReleaseState(manifest=True, whole=not missing, staged=staged)
-        except EdgeError as error:
-            return ReleaseState(refused=str(error))
+        except (EdgeError, OSError) as error:
+            if is_final(error):
+                return ReleaseState(refused=str(error))
+            # A disk that is full or fails just now: the next step meets it again, and waits.
+            return ReleaseState(manifest=release in self._papers, trouble=str(error))
 
     # What they are made of
 

@@ -152,17 +152,24 @@ def adopt_release(
     if release_digest(raw_manifest) != names.sha256_hex(digest):
         raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
     wanted = [_slice_of(ready.manifest, name) for name in only]
-    for one in wanted:
-        ready.check(one, made / "slices" / names.slice_name(one.name))
+    for remains in list(made.rglob(".*.part")):
+        remains.unlink()
     make_folders(folder)
     try:
         there = open_release(folder, digest, bootstrap_root)
     except TrustError:
+        for one in wanted:
+            ready.check(one, made / "slices" / names.slice_name(one.name))
         _adopt_whole(folder, digest, raw_manifest, proof, made)
     else:
-        for one in wanted:
-            if one.files and not there.has_slices([one.name]):
-                _adopt_slice(there.folder / "slices", made / "slices", one.name)
+        # What is there already may have come by a rename whose folder was not synced any more.
+        lacking = [one for one in wanted if one.files and not there.has_slices([one.name])]
+        for one in lacking:
+            ready.check(one, made / "slices" / names.slice_name(one.name))
+        for one in lacking:
+            _adopt_slice(there.folder / "slices", made / "slices", one.name)
+        sync_folder(there.folder / "slices")
+        sync_folder(folder)
         _remove_tree(made)
     return open_release(folder, digest, bootstrap_root)
 

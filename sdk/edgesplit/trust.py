@@ -496,6 +496,8 @@ class TrustStore:
 
     def _update(self, fetch: Fetch) -> _View:
         make_folders(self._cache)
+        for cut_off in self._cache.glob("tmp*"):  # python-tuf's, which a power cut left there
+            cut_off.unlink(missing_ok=True)
         fetcher = _Fetcher(fetch)
         try:
             updater = Updater(str(self._cache), "metadata/", fetcher=fetcher, config=_CONFIG, bootstrap=self._bootstrap)

@@ -9,12 +9,28 @@ import msgspec
 import numpy as np
 import pytest
 
-from agent_world import CUT, DIGEST, EXPECTED, INPUT, LOCAL, REMOTE, H, X, active, manifest, programs, world
+from agent_world import (
+    CUT,
+    DIGEST,
+    EXPECTED,
+    INPUT,
+    LOCAL,
+    REMOTE,
+    H,
+    ScriptedCloud,
+    X,
+    active,
+    manifest,
+    programs,
+    unavailable,
+    world,
+)
 from edgesplit import codecs, oip
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
     InferenceFailed,
+    LinkError,
     MalformedMessage,
     NotFound,
     TrustError,
@@ -25,6 +41,7 @@ from edgesplit.plan import Row
 from edgesplit.release import Chunk, Golden, decode_manifest, encode_manifest
 from edgesplit_agent.active import check_golden, close, device_slices, plan_for
 from edgesplit_agent.engine import Engine, Settings, known
+from edgesplit_agent.remote import Remote
 
 
 @pytest.mark.parametrize("row", [LOCAL, CUT, REMOTE])
@@ -276,3 +293,33 @@ def test_a_model_name_with_a_slip_is_answered_with_the_near_one() -> None:
     assert known("digts", ["digits", "faces"]) == "did you mean digits?"
     assert known("xyz", ["digits", "faces"]) == "these do: digits, faces"
     assert "edgectl deploy" in known("digits", [])
+
+
+def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
+    """A cloud that is broken, an application's bad frame and a deadline in the past are not the release's fault."""
+    steps = programs()
+    told: list[tuple[str, Exception | None]] = []
+    cloud = ScriptedCloud()
+    cloud.start()
+    engine = Engine(
+        "pi4", Remote(cloud.server.url), settings=Settings(idle_probe_s=3600.0),
+        own_part=lambda release, error: told.append((release, error)),
+    )  # fmt: skip
+    engine.serve("tiny", active(CUT, steps=steps))
+    cloud.script = unavailable
+    with pytest.raises(LinkError):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert told == [(DIGEST, None)], "the device did its part, the cloud did not"
+    steps["a"].error = UsageError("the frame is not a whole JPEG")
+    engine._breaker = engine._breaker.succeeded()
+    with pytest.raises(UsageError):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    with pytest.raises(UsageError):
+        engine.infer("tiny", {"x": INPUT[0]}, deadline_s=10)
+    assert told == [(DIGEST, None)], "the application's fault"
+    steps["a"].error = InferenceFailed("the accelerator has gone")
+    with pytest.raises(InferenceFailed):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert told[1:] == [(DIGEST, steps["a"].error)]
+    engine.stop()
+    cloud.stop()

@@ -9,20 +9,25 @@ from dataclasses import replace
 import pytest
 
 from agent_world import eventually
-from edgesplit.errors import EdgeError, LinkError, ModelRefused, TrustError
+from edgesplit.errors import EdgeError, Expired, InferenceFailed, LinkError, ModelRefused, TrustError
 from edgesplit.messages import ModelState
 from edgesplit.release import Statement, Wanted
+from edgesplit_agent.activation import ENOUGH_ANSWERS, Trial
 from edgesplit_agent.updates import (
     LONGEST_PAUSE_S,
     Activate,
+    CheckAgain,
     Clean,
+    Commit,
     Consider,
     DeviceState,
     FetchManifest,
     FetchMissing,
+    FindHealthy,
     ReleaseState,
     Report,
     Retire,
+    RollBack,
     Stage,
     Standing,
     Step,
@@ -36,6 +41,7 @@ from edgesplit_agent.updates import (
 )
 
 A, B = "a" * 64, "b" * 64
+FAILED_ONCE = Trial(A, 9.0, failed=1, unchecked=True, error="the kernel failed")
 DONE = ReleaseState(manifest=True, whole=True, staged=True, verified=True)
 
 
@@ -77,6 +83,38 @@ def have(state: ReleaseState | None = None, **more: object) -> DeviceState:
         (want(("m", A), ("n", B)), have(ReleaseState(refused="forged")), FetchManifest(B)),  # others go on
         (want(("m", A)), have(DONE, running={"m": A, "old": B}), Retire("old")),
         (want(), have(DONE, running={"m": A}), Retire("m")),
+        # On trial: what its health asks for comes before anything else, a newer statement too, and waits for no network
+        (want(("m", A)), have(DONE, running={"m": A}, trials={"m": Trial(A, 5.0)}), None),
+        (want(("m", A)), have(DONE, running={"m": A}, trials={"m": Trial(A, 5.0)}, offer=b"newer"), Consider(b"newer")),
+        (want(("m", A)), have(DONE, running={"m": A}, trials={"m": Trial(A, 0.0)}, online=False), Commit("m")),
+        (want(("m", A)), have(DONE, running={"m": A}, trials={"m": Trial(A, 9.0, ENOUGH_ANSWERS)}), Commit("m")),
+        (want(("m", A)), have(DONE, running={"m": A}, trials={"m": Trial(A, 0.0)}, local_retry_at=11.0), None),
+        (
+            want(("m", A)),
+            have(DONE, running={"m": A}, trials={"m": FAILED_ONCE}, online=False, offer=b"newer"),
+            CheckAgain("m", A),
+        ),
+        (
+            want(("m", A)),
+            have(DONE, running={"m": A}, trials={"m": replace(FAILED_ONCE, condemned="wrong")}, offer=b"newer"),
+            RollBack("m", A, "wrong"),
+        ),
+        (want(("m", A)), have(DONE, running={"m": A}, trials={"m": Trial(A, 5.0)}, litter=True), None),  # all is kept
+        (want(("m", B)), have(running={"m": A}, trials={"m": Trial(A, 5.0)}), FetchManifest(B)),  # superseded on trial
+        # A start is found healthy by time alone, without anything to run; while something is on trial, by its commit
+        (None, have(starts=1, began=0.0, online=False), FindHealthy()),
+        (None, have(starts=1, began=1.0), None),
+        (want(("m", A)), have(DONE, running={"m": A}, starts=1, trials={"m": Trial(A, 5.0)}), None),
+        # Safe mode: what it forbids is not even fetched; another release is
+        (want(("m", A)), have(held=frozenset({A}), safe_mode="three starts"), None),
+        (want(("m", A)), have(held=frozenset({A}), safe_mode="three starts", offer=b"newer"), Consider(b"newer")),
+        (want(("m", A)), have(held=frozenset({B})), FetchManifest(A)),
+        # Nothing runs, and the wanted one is bad: what was healthy before is brought back
+        (want(("m", A)), have(ReleaseState(refused="bad", bad=True), committed={"m": B}), FetchManifest(B)),
+        (want(("m", A)), have(ReleaseState(refused="bad", bad=True), committed={"m": B}, running={"m": B}), None),
+        # A disk that fails is not asked again at once
+        (want(), have(DONE, running={"m": A}, local_retry_at=11.0), None),
+        (want(("m", A)), have(DONE, running={"m": A}, litter=True, local_retry_at=11.0), None),
     ],
 )
 def test_next_step(statement: Statement | None, state: DeviceState, expected: Step | None) -> None:
@@ -92,6 +130,16 @@ def test_next_step(statement: Statement | None, state: DeviceState, expected: St
         (have(DONE, running={"m": A}), ModelState("m", A, A, "running")),
         (have(ReleaseState(refused="forged"), running={"m": B}), ModelState("m", B, A, "failed", "forged")),
         (have(ReleaseState(trouble="no room")), ModelState("m", "", A, "failed", "no room")),
+        (have(DONE, running={"m": A}, trials={"m": Trial(A, 5.0)}), ModelState("m", A, A, "trial")),
+        (
+            have(DONE, running={"m": A}, trials={"m": FAILED_ONCE}),
+            ModelState("m", A, A, "trial", "its own part failed: the kernel failed"),
+        ),
+        (
+            have(ReleaseState(refused="it crashed", bad=True), running={"m": B}),
+            ModelState("m", B, A, "rolled back", "it crashed"),
+        ),
+        (have(held=frozenset({A}), safe_mode="three starts"), ModelState("m", "", A, "safe mode", "three starts")),
     ],
 )
 def test_what_is_reported(state: DeviceState, expected: ModelState) -> None:
@@ -107,7 +155,17 @@ def test_what_must_not_be_believed_is_never_tried_again(error: Exception) -> Non
     assert next_step(want(("m", A)), have(state), 1e9) is None
 
 
-@pytest.mark.parametrize("error", [LinkError("gone"), EdgeError("no room"), OSError(28, "No space left on device")])
+def test_a_device_that_waits_does_not_wake_for_what_is_past() -> None:
+    """Offline, with tries behind it and a start long found healthy: it sleeps until somebody wakes it."""
+    waiting = have(ReleaseState(manifest=True, tries=3, retry_at=5.0), online=False, began=1.0, health_s=1.0)
+    assert next_step(want(("m", A)), waiting, 10.0) is None
+    assert wake_at(waiting, 10.0) == float("inf")
+    assert wake_at(replace(waiting, trials={"m": Trial(A, 9.5)}), 10.0) == 10.5
+
+
+@pytest.mark.parametrize(
+    "error", [LinkError("gone"), EdgeError("no room"), Expired("expired"), OSError(28, "No space left on device")]
+)
 def test_what_may_pass_is_tried_again_later(error: Exception) -> None:
     """A lost link soon, a full disk after a while; and the state says what is wrong once it lasts."""
     state = after_failure(ReleaseState(manifest=True), error, 10.0, 0.5)
@@ -309,3 +367,43 @@ def test_a_fault_of_our_own_does_not_end_updates(hands: FakeHands) -> None:
     updater.offer(b"two")
     eventually("the second runs", lambda: running(updater) == {"m": B})
     updater.stop()
+
+
+def test_an_unhealthy_trial_is_thrown_back_once_and_told(hands: FakeHands) -> None:
+    """Its golden inputs fail after a request did: one step back, reported with the reason, and not tried again."""
+    hands.served = {"m": B}
+    hands.breaks["check again"] = InferenceFailed("golden input: output 'y' is not what the whole model gave")
+    updater = Updater(hands, health_s=1e9)
+    updater.start(None)
+    updater.online(True)
+    updater.offer(b"one")
+    eventually("it is on trial", lambda: "m" in updater.snapshot[1].trials)
+    updater.ran(A, InferenceFailed("the kernel failed"))
+    eventually("the old one runs", lambda: running(updater) == {"m": B})
+    eventually("it is told", lambda: hands.reports[-1][0].state == "rolled back")
+    assert hands.done.count(("activate", A)) == 1
+    updater.stop()
+
+
+@pytest.mark.parametrize("step", ["commit", "healthy", "retire", "clean", "roll back"])
+def test_a_disk_that_fails_is_asked_again_later_and_not_all_the_time(hands: FakeHands, step: str) -> None:
+    """What needs only this device's disk fails: the next try is after a pause, not at once and not never."""
+    now = [0.0]
+    hands.breaks[step] = OSError(28, "No space left on device")
+    hands.served = {"m": A, "n": B} if step == "retire" else {"m": A}
+    hands.trials = {"m": A} if step in ("commit", "roll back") else {}
+    hands.states[A] = ReleaseState(manifest=True, whole=True, staged=True)
+    hands.standing = lambda: Standing(  # type: ignore[method-assign]
+        running=dict(hands.served), trials=dict(hands.trials), committed=dict(hands.before), starts=step == "healthy"
+    )
+    updater = Updater(hands, clock=lambda: now[0], health_s=0.0 if step != "roll back" else 1e9)
+    updater.begin(want(("m", A)))
+    for _ in range(5 if step == "roll back" else 0):
+        updater.ran(A, InferenceFailed("always"))
+    for _ in range(10):
+        updater.take_step()
+    tries = [one for one, _ in hands.done].count(step)
+    assert tries == 1 and now[0] < updater.wakes_at(now[0]) <= LONGEST_PAUSE_S
+    now[0] = updater.wakes_at(now[0])
+    updater.take_step()
+    assert [one for one, _ in hands.done].count(step) == 2
