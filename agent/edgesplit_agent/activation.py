@@ -108,7 +108,8 @@ def activated(current: Current, model: str, release: str) -> Current:
     slots = Slots(before) if before == release else Slots(before, release)
     # What ends between here and the commit is an unhealthy start, also of a process that had long been healthy.
     starts = max(1, current.starts) if slots.trial else current.starts
-    return _replace(tried(current, release), models={**current.models, model: slots}, starts=starts)
+    # Whatever safe mode is about, it was not this one.
+    return _replace(tried(current, release), models={**current.models, model: slots}, starts=starts, safe=None)
 
 
 def committed(current: Current, model: str) -> Current:
