@@ -26,6 +26,7 @@ PADDING = 24
 """Chunks that make a download long enough to be killed in."""
 LINES = 30
 """What an agent logs until an update is done, or so."""
+NEVER = 10**9
 
 
 class Long(Made):
@@ -56,8 +57,8 @@ def controller(tmp_path: Path) -> Iterator[SmallController]:
 
 
 def test_an_agent_that_is_killed_again_and_again_gets_there(controller: SmallController, tmp_path: Path) -> None:
-    """SIGKILL after a seeded number of log lines or chunks, through a first install and updates: it answers whenever it has
-    something to answer by, always rightly, and the newest deployment runs in the end."""
+    """SIGKILL after a seeded number of log lines or chunks, through a first install and updates: it answers whenever it
+    has something to answer by, always rightly, and the newest deployment runs in the end."""
     rng = random.Random(f"{SEED}/kills")
     print(f"seed {SEED}")
     releases = [Long(number, float(number + 1)) for number in range(1, 5)]
@@ -69,11 +70,18 @@ def test_an_agent_that_is_killed_again_and_again_gets_there(controller: SmallCon
                 controller.deploy(releases[3 * number // KILLS])
             agent.log.write_bytes(b"")
             controller.heard.clear()
+            here = _chunks(agent)
             agent.spawn()
-            lines, chunks = (
-                (rng.randrange(1, LINES), PADDING) if rng.random() < 0.6 else (10**9, rng.randrange(PADDING))
+            lines, more = rng.randrange(1, LINES), rng.randrange(PADDING)
+            if rng.random() < 0.6:
+                more = NEVER
+            else:
+                lines = NEVER
+            eventually(
+                "it has come far enough",
+                lambda n=lines, c=here + more: _far(agent, n, c) or _rests(controller),
+                120,
             )
-            eventually("it has come far enough", lambda n=lines, c=chunks: _far(agent, n, c) or _rests(controller), 120)
             _answers_rightly(agent, right)
             agent.end(signal.SIGKILL)
         controller.deploy(releases[3])
@@ -96,13 +104,21 @@ def _log(agent: Process) -> bytes:
 def _far(agent: Process, lines: int, chunks: int) -> bool:
     """It has written so many lines, or has more chunks than that."""
     assert agent.child is not None and agent.child.poll() is None, _log(agent).decode()
-    return _log(agent).count(b"\n") >= lines or len(list((agent.data / "chunks").glob("*/*"))) > chunks
+    return _log(agent).count(b"\n") >= lines or _chunks(agent) > chunks
+
+
+def _chunks(agent: Process) -> int:
+    return len(list((agent.data / "chunks").glob("*/*")))
 
 
 def _rests(controller: SmallController) -> bool:
     """It has said that there is nothing left to do."""
     said = controller.reported()
-    return said is not None and all(model.state not in ("fetching", "staged", "trial") for model in said.models)
+    return (
+        said is not None
+        and said.models != ()
+        and all(model.state not in ("fetching", "staged", "trial") for model in said.models)
+    )
 
 
 def _answers_rightly(agent: Process, right: dict[str, npt.NDArray[np.float32]]) -> None:
