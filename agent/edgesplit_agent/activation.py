@@ -107,7 +107,8 @@ def activated(current: Current, model: str, release: str) -> Current:
     slots = Slots(before) if before == release else Slots(before, release)
     # What ends between here and the commit is an unhealthy start, also of a process that had long been healthy.
     starts = max(1, current.starts) if slots.trial else current.starts
-    return _replace(tried(current, release), models={**current.models, model: slots}, starts=starts)
+    # Whatever safe mode is about, it was not this one.
+    return _replace(tried(current, release), models={**current.models, model: slots}, starts=starts, safe=None)
 
 
 def committed(current: Current, model: str) -> Current:
@@ -189,8 +190,9 @@ def judge(trial: Trial, now: float, health_s: float) -> Verdict:
         return "unhealthy"
     if trial.unchecked:
         return "check again"
-    # A monotonic clock: one that was set makes nothing healthy, and nothing wait for ever.
-    return "healthy" if trial.answered >= ENOUGH_ANSWERS or now - trial.since >= health_s else "wait"
+    # A monotonic clock: one that was set makes nothing healthy, and nothing wait for ever. Who waits computes the moment
+    # by the same sum: a difference is rounded otherwise, and the moment would come and be no moment.
+    return "healthy" if trial.answered >= ENOUGH_ANSWERS or now >= trial.since + health_s else "wait"
 
 
 def why(trial: Trial) -> str:

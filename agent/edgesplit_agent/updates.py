@@ -245,7 +245,7 @@ def health_step(have: DeviceState, now: float) -> Step | None:
             return CheckAgain(model, trial.release)
         if verdict == "healthy":
             return Commit(model)
-    if have.starts and not have.trials and now - have.began >= have.health_s:
+    if have.starts and not have.trials and now >= have.began + have.health_s:
         return FindHealthy()
     return None
 

@@ -28,8 +28,8 @@ GOOD = [Tiny(1), Tiny(2, factor=3.0), Tiny(3, factor=4.0)]
 WRONG = Tiny(4, golden=9.0)
 SICK, DEADLY = Tiny(5), Tiny(6)
 UNSIGNED = Tiny(7)
-LAST = Tiny(8, factor=5.0)
-SIGNED = [*GOOD, WRONG, SICK, DEADLY, LAST]
+LAST = [Tiny(8, factor=5.0), Tiny(9, factor=6.0), Tiny(10, factor=7.0)]
+SIGNED = [*GOOD, WRONG, SICK, DEADLY, *LAST]
 
 
 class Signed:
@@ -84,7 +84,9 @@ class Activation(RuleBasedStateMachine):
         self._remember_retirement()
 
     def _remember_retirement(self) -> None:
-        self.retired = self.retired or any(isinstance(step, Retire) for step in self.machine.steps)
+        want, _ = self.machine.updater.snapshot
+        nothing_wanted = want is not None and not want.releases
+        self.retired = self.retired or nothing_wanted or any(isinstance(one, Retire) for one in self.machine.steps)
         self.machine.steps.clear()
 
     # What may happen
@@ -171,14 +173,15 @@ class Activation(RuleBasedStateMachine):
 
     @rule()
     def deploy_and_come_to_rest(self) -> None:
-        """Whatever state it is in: the newest deployment wins."""
-        self.said.append(self.source.say(LAST))
+        """Whatever state it is in: the newest deployment wins. (In safe mode: of another release than it is about.)"""
+        last = next(one for one in LAST if one.digest not in self.machine.standing.held)
+        self.said.append(self.source.say(last))
         self.machine.wall = lambda: NOW
         self.machine.connected()
         for _ in range(9):  # a release that is deadly may still be on its way
             self._alive(lambda: self.machine.settle(hours=1))
-        assert self.machine.running == LAST.digest, self.machine.reports[-1]
-        assert self.machine.standing.committed == {MODEL: LAST.digest} and not self.machine.standing.safe_mode
+        assert self.machine.running == last.digest, self.machine.reports[-1]
+        assert self.machine.standing.committed == {MODEL: last.digest} and not self.machine.standing.safe_mode
 
     # What must hold
 
@@ -205,7 +208,7 @@ class Activation(RuleBasedStateMachine):
         if committed:
             opened = open_release(self.machine.folder.releases, committed, self.source.root)
             assert opened.has_slices({"a", "b"}), "the committed release is not whole"
-            assert self.machine.running or standing.safe_mode, "what is whole and healthy does not run"
+            assert self.machine.running or standing.safe_mode or self.retired, "what is whole and healthy does not run"
         if self.committed and not committed:
             assert self.retired, "nothing healthy is left, and nobody asked for that"
         self.committed, self.retired = committed, False

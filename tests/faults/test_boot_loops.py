@@ -76,6 +76,14 @@ def test_a_release_is_committed_after_it_was_healthy_for_a_while(device: Device)
     assert not (machine.folder.releases / V1.digest).exists()
 
 
+def test_a_trial_that_began_at_an_odd_moment_waited_for_ever(device: Device) -> None:
+    """60.1 + 10 is 70.1, and 70.1 - 60.1 is less than 10: the moment to wake at is the moment to commit."""
+    device.source.say(V1)
+    machine = device.start()
+    machine.time = 60.1
+    assert machine.settle().standing.committed == {"tiny": V1.digest}
+
+
 def test_answers_commit_it_sooner(device: Device) -> None:
     """So many requests answered in a row are worth the wait."""
     machine = device.on_trial(V2)

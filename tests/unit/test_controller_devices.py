@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -392,3 +393,21 @@ def test_a_claimed_device_that_has_not_come_yet_is_known(tmp_path: Path) -> None
     bench.enrol("cam")
     assert bench.devices.open_claim("cam") is None
     assert [device.name for device in bench.devices.select(["cam"])] == ["cam"]
+
+
+def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None:
+    """An operator who lists the devices sees at once which of them lives without a model, and why in its page."""
+    from rich.console import Console
+
+    from edgesplit_cli.commands.devices import device_table
+    from edgesplit_controller.shown import shown_device
+
+    bench.enrol()
+    state = messages.ModelState("m", "", "a" * 64, "safe mode", "3 starts in a row were not found healthy")
+    bench.hear(messages.Birth(5, 1.0, "1", "raspberrypi4", False, ""))
+    bench.hear(messages.Reported(5, 7, (state,), "3 starts in a row were not found healthy", "it has expired"))
+    shown = shown_device(bench.devices.get("cam"), "online", [])
+    assert shown["safe_mode"] == "3 starts in a row were not found healthy" and shown["trouble"] == "it has expired"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(device_table([shown]))
+    assert "online safe mode" in console.export_text()
