@@ -11,6 +11,8 @@ class Limits:
 
     message_bytes: int = 262_144
     """One MQTT payload other than a chunk."""
+    telemetry_bytes: int = 16_384
+    """One telemetry message: thousands of each device are kept."""
     manifest_bytes: int = 4_000_000
     metadata_bytes: int = 5_000_000
     chunk_bytes: int = 131_072
