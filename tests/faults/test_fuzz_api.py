@@ -136,6 +136,12 @@ def test_spoiled_paths_and_queries_are_refused(api: Api) -> None:
     tried()
 
 
+def test_a_query_that_is_no_ascii_was_an_error_of_the_servers(api: Api) -> None:
+    """Bytes above 127 in a query ended in a 500 without a body; a path with a slash too many in a redirect."""
+    assert api.call("GET", b"/v1/models", b"name=\x80", b"", OPERATOR) == 400
+    assert api.call("GET", b"/v1/models/", b"", b"", OPERATOR) == 404
+
+
 def test_without_the_token_nothing_but_enrolment_and_health_is_open(api: Api) -> None:
     """D10: any spoiled token, and none, on each route: 401 and no more."""
 
