@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage, TrustError
@@ -27,12 +27,16 @@ LISTEN_CHUNKS = 512
 """Chunks that a device listens for at once: 64 MiB ahead of what it has."""
 TOPICS_AT_ONCE = 128
 """In one subscription."""
-LISTEN_FIRST_S = 0.3
+LISTEN_FIRST_S = 0.1
 """At most so long a fetch listens for a stream that others asked for before it asks itself."""
 LOOK_S = 0.2
 """How soon a fetch that shall stop is noticed."""
 PATIENCE_S = (1.0, 2.0, 4.0, 8.0)
 """How long one round of asking may bring nothing; after the last, the link counts as gone."""
+
+
+Keep: TypeAlias = "Callable[[Sequence[tuple[str, bytes]]], None]"
+"""Takes chunks by digest, hashed, and has them durably when it returns."""
 
 
 class Wire(Protocol):
@@ -169,14 +173,12 @@ class ChunkFetcher:
         self,
         wire: Wire,
         device: str,
-        keep: Callable[[Sequence[tuple[str, bytes]]], None],
         *,
         cap_bytes_per_s: float = float("inf"),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._wire = wire
         self._device = device
-        self._keep = keep
         self._cap_bytes_per_s = cap_bytes_per_s
         self._clock = clock
         self._changed = threading.Condition()
@@ -185,9 +187,19 @@ class ChunkFetcher:
         self._arrived: deque[tuple[str, bytes]] = deque()
         self.counters = Counters()
 
-    def fetch(self, release: str, wanted: Mapping[str, int], stop: Callable[[], bool] = lambda: False) -> None:
-        """Fetch and keep all `wanted` chunks (size by digest). Early return once `stop()`; LinkError if they do not
-        come, or too slowly to be worth it. What came is kept."""
+    def fetch(
+        self,
+        release: str,
+        wanted: Mapping[str, int],
+        listed: Sequence[str],
+        keep: Keep,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Fetch the `wanted` chunks (size by digest) of a release that lists its chunks so, and give them to `keep`.
+
+        Early return once `stop()`; LinkError if they do not come, or too slowly to be worth it. What came is kept.
+        """
+        places = {sha256: place for place, sha256 in enumerate(listed)}
         jitter = random.random()
         listen_s = LISTEN_FIRST_S * (0.3 + 0.7 * jitter)
         window = Window(wanted, self._clock(), self._cap_bytes_per_s, jitter, listen_s)
@@ -198,8 +210,14 @@ class ChunkFetcher:
         try:
             while not window.done and not stop():
                 self._listen(window, listening)
-                self._ask(release, window, listening)
-                if not self._take(release, window, listening) and (trouble := window.trouble(self._clock())):
+                self._ask(release, places, window, listening)
+                batch = self._take(window)
+                if batch:
+                    self._ask(release, places, window, listening)  # so that more is on its way while this is written
+                    keep(batch)
+                    self.counters.chunks += len(batch)
+                    self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)
+                elif trouble := window.trouble(self._clock()):
                     raise LinkError(f"release {release[:12]} does not come: {trouble}")
         finally:
             with self._changed:
@@ -233,13 +251,13 @@ class ChunkFetcher:
         listening.difference_update(heard)
         listening.update(new)
 
-    def _ask(self, release: str, window: Window, listening: set[str]) -> None:
+    def _ask(self, release: str, places: Mapping[str, int], window: Window, listening: set[str]) -> None:
         while asked := window.ask(self._clock(), listening):
-            request = messages.encode(messages.FetchChunks(release, asked))
+            request = messages.encode(messages.FetchChunks.of(release, [places[sha256] for sha256 in asked]))
             self._wire.publish(messages.topic(self._device, "fetch"), request)
 
-    def _take(self, release: str, window: Window, listening: set[str]) -> bool:
-        """Keep what has come, after waiting for it as long as there is nothing else to do; False if nothing came."""
+    def _take(self, window: Window) -> list[tuple[str, bytes]]:
+        """What has come, after waiting for it as long as there is nothing else to do."""
         with self._changed:
             if not self._arrived:
                 self._changed.wait(max(0.0, min(LOOK_S, window.next_look(self._clock()) - self._clock())))
@@ -247,9 +265,4 @@ class ChunkFetcher:
             self._arrived.clear()
         for sha256, _ in batch:
             window.arrived(sha256, self._clock())
-        if batch:
-            self._ask(release, window, listening)  # so that more is on its way while this is written
-            self._keep(batch)
-            self.counters.chunks += len(batch)
-            self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)
-        return bool(batch)
+        return batch

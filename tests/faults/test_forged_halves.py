@@ -33,6 +33,7 @@ from edgesplit_controller.ca import Authority
 from edgesplit_controller.devices import ClaimWish
 from edgesplit_controller.planning import Wish
 from edgesplit_controller.repository import Repository
+from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings
 from edgesplit_controller.up import _assemble
 from edgesplit_offload.server import OffloadServer
@@ -257,7 +258,7 @@ def test_what_a_device_tells_of_itself_moves_no_plan(tmp_path: Path) -> None:
         authority, repository = Authority(tmp_path / "keys"), Repository(tmp_path / "tuf")
         (tmp_path / "offload").mkdir()
         (tmp_path / "offload" / "root.json").write_bytes(repository.root_bytes)
-        controller, delivery, _ = _assemble(Settings(data=tmp_path), authority, repository, stack)
+        controller, delivery, _ = _assemble(Settings(data=tmp_path), authority, repository, Rotation(repository), stack)
         part = controller.blobs.incoming_file()
         part.write_bytes(a_model())
         controller.push(part, "small", "", {})

@@ -20,9 +20,12 @@ from hypothesis import strategies as st
 
 from edgesplit.errors import EdgeError
 from edgesplit.identity import certificate_request, load_or_make_key
+from edgesplit_controller.api import OPERATOR as OPERATOR_NAME
 from edgesplit_controller.api import Heavy, create_app
 from edgesplit_controller.ca import Authority
+from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.repository import Repository
+from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings
 from edgesplit_controller.up import _assemble
 from edgesplit_partitioner.onnx_file import read_model as read_onnx
@@ -61,9 +64,11 @@ class Api:
         repository = Repository(folder / "tuf")
         (folder / "offload").mkdir()
         (folder / "offload" / "root.json").write_bytes(repository.root_bytes)
-        controller, _, _ = _assemble(Settings(data=folder), authority, repository, stack)
+        controller, _, _ = _assemble(Settings(data=folder), authority, repository, Rotation(repository), stack)
         self._app = create_app(controller, TOKEN, model_bytes=2_000_000, heavy=Heavy())
         self._loop = asyncio.new_event_loop()
+        self.peer: Peer | None = Peer(OPERATOR_NAME, 1)
+        """Whose certificate the connection shows."""
         stack.callback(self._loop.close)
         self.good_csr = certificate_request(load_or_make_key(folder / "key"), "cam-1").decode()
 
@@ -73,6 +78,7 @@ class Api:
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "https",
             "path": path.decode("utf-8", "replace"), "raw_path": quote_from_bytes(path).encode(),
             "query_string": query, "root_path": "", "server": ("h", 1), "client": ("127.0.0.1", 1),
+            SCOPE: self.peer,
             "headers": [(b"content-type", b"application/json"), *headers],
         }  # fmt: skip
         incoming = [{"type": "http.request", "body": body, "more_body": False}]

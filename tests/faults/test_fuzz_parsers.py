@@ -196,7 +196,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
         return 7 in Revoked(folder / "spoiled.pem", authority.certificate_file)
 
     def chunks(raw: bytes) -> None:
-        fetcher = ChunkFetcher(NoWire(), "cam-1", lambda batch: None)
+        fetcher = ChunkFetcher(NoWire(), "cam-1")
         fetcher._sizes = {"a" * 64: len(raw)}
         fetcher.received("a" * 64, raw)
         fetcher.received(raw[:64].decode("latin-1"), raw)
@@ -216,7 +216,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "fetch": message(
             messages.FetchMetadata | messages.FetchChunks,
             messages.FetchMetadata("metadata/1.root.json"),
-            messages.FetchChunks("a" * 64, ("b" * 64,)),
+            messages.FetchChunks.of("a" * 64, [3, 17]),
         ),
         "fetched": message(messages.Fetched, messages.Fetched("metadata/x.json", 0, 3, b"abc")),
         "fetched, on the device": Parser(metadata_fetcher(), message(messages.Fetched, messages.Fetched(
@@ -334,7 +334,21 @@ STRUCTURED = {
     "costs": lambda value: load_costs(value if isinstance(value, dict) else {"format": value}),
 }  # fmt: skip
 FIELDS = {
-    "message": ("type", "session", "boot_s", "counter", "models", "path", "chunks", "offset", "total", "data"),
+    "message": (
+        "type",
+        "session",
+        "boot_s",
+        "counter",
+        "models",
+        "path",
+        "chunks",
+        "offset",
+        "total",
+        "data",
+        "release",
+        "first",
+        "bitmap",
+    ),
     "signed": ("payload", "signatures"),
     "manifest": ("format", "model", "slices", "plans", "golden", "inputs", "outputs", "created", "input_spec"),
     "inference request": ("inputs", "outputs", "id", "parameters", "name", "shape", "datatype", "data"),

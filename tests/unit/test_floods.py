@@ -105,7 +105,7 @@ class Flooded:
             Sources(
                 metadata=lambda path: b"x" * 400_000,
                 chunk=lambda digest: b"",
-                release_chunks=lambda release: frozenset({"c" * 64}),
+                release_chunks=lambda release: ["c" * 64],
                 hear=hear,
                 statements=lambda devices: {},
                 flooding=self._flooding,
@@ -144,7 +144,7 @@ FLOODS = {
     "garbage": ("birth", b"\xc1garbage", 5_000),
     "nothing": ("birth", b"", 40_000),
     "metadata": ("fetch", messages.encode(messages.FetchMetadata("metadata/1.targets.json")), 60_000),
-    "the same chunk": ("fetch", messages.encode(messages.FetchChunks("b" * 64, ("c" * 64,))), 60_000),
+    "the same chunk": ("fetch", messages.encode(messages.FetchChunks.of("b" * 64, [0])), 60_000),
 }
 
 

@@ -133,6 +133,11 @@ def show(data: Path, name: str, as_json: bool) -> None:
         out.print(Text(_flood(one["name"], flooded), "red"))
     seen = f"last seen {_ago(one.get('last_seen'))}; session {one.get('session') or '-'}"
     out.print(f"{seen}; agent at {one.get('local_url') or '-'}")
+    if safe_mode := one.get("safe_mode"):
+        told = f": {safe_mode}. Deploy another release to end it."
+        out.print(Text.assemble(("safe mode, no model is loaded", "red"), told))
+    if trouble := one.get("trouble"):
+        out.print(Text(trouble, "red"))
     for model in one.get("models") or []:
         told = "" if model["release"] == model["wanted"] else f"; told to run {model['wanted'][:16]}"
         out.print(f"  {model['model']}: {model['state']} {model['release'][:16] or 'nothing'}{told} {model['detail']}")
@@ -210,8 +215,9 @@ def _windows(one: dict[str, Any]) -> list[tuple[str, ...]]:
 def _state(one: dict[str, Any]) -> Text:
     style = STATE_STYLE.get(one["state"], "white")
     copied = (" copied", "red") if one.get("copied") else ""
+    safe = (" safe mode", "red") if one.get("safe_mode") else ""
     held = (" held off", "red") if _is_held(one.get("flooded")) else ""
-    return Text.assemble((one["state"], style), copied, held)
+    return Text.assemble((one["state"], style), copied, safe, held)
 
 
 def _is_held(flooded: dict[str, Any] | None) -> bool:
