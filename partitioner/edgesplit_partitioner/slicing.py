@@ -18,7 +18,7 @@ from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import INPUT_LAYER, InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Slice, SliceFile, TensorSpec
+from edgesplit.release import Slice, TensorSpec
 from edgesplit_partitioner.chunks import Bytes, slice_file
 from edgesplit_partitioner.graph import Layer, LayerGraph
 from edgesplit_partitioner.prepared import Boundary, PreparedModel
@@ -42,10 +42,6 @@ class CutSlice:
         for name, runs in self.runs.items():
             with (folder / name).open("wb") as file:
                 file.writelines(runs)
-
-    def file(self, _: Slice, file: SliceFile) -> bytes:
-        """The bytes of a file of this slice."""
-        return self.files[file.name]
 
 
 def atoms(graph: LayerGraph, device_sets: Iterable[frozenset[str]]) -> list[tuple[str, ...]]:

@@ -48,7 +48,7 @@ class Anatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     functions: tuple[str, ...]
     """Digests of the model's own functions, in its order."""
     layers: tuple[LayerParts, ...]
-    """In the order of the planner: `keep_first` counts along it."""
+    """In the planner's order."""
     tensors: tuple[TensorPart, ...]
     weights: tuple[str, ...]
     """Digests by `weight_beside`, `weight_inside` and `sparse_weight`, sorted."""

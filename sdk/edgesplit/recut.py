@@ -46,14 +46,11 @@ def check_recut(recut: Manifest, base: Manifest, anatomy: Anatomy | None) -> Non
         raise TrustError("a recut may not bring an anatomy of its own")
     if not recut.plans:
         raise TrustError("a recut without a plan")
-    bare = [one.name for one in recut.every_slice if one.files and one.sealed is None and base.is_encrypted]
-    if bare:
-        raise TrustError(f"the slice {bare[0]!r} of a recut is in clear, and its base is encrypted")
     _check_slices(recut, base, anatomy)
     _check_order(recut)
     _check_compiled(recut, base)
     for device_class, plan in recut.plans.items():
-        _check_plan(device_class, plan, recut, base, anatomy)
+        _check_plan(device_class, plan, recut, base)
 
 
 def check_slice(one: Slice, base: Manifest, anatomy: Anatomy | None, read: ReadFile) -> None:
@@ -84,6 +81,9 @@ def _check_slices(recut: Manifest, base: Manifest, anatomy: Anatomy | None) -> N
         raise TrustError("a recut's slices do not hold every layer of the model exactly once")
     kinds: set[tuple[str, str]] = {(one.format, one.kernels) for one in base.slices if one.format != "input"}
     for one in fresh:
+        here = set(one.layers)
+        if list(one.layers) != [name for name in layers if name in here]:
+            raise TrustError(f"the slice {one.name!r} of a recut lists its layers in another order than the model")
         _check_described(one, [layers[name] for name in one.layers], anatomy, kinds)
 
 
@@ -97,7 +97,8 @@ def _needs_anatomy(one: Slice) -> str:
 def _check_described(one: Slice, layers: Iterable[LayerParts], anatomy: Anatomy, kinds: set[tuple[str, str]]) -> None:
     """What the manifest says of the slice is what its layers make of it."""
     files = [file.name for file in one.files]
-    if one.format != "onnx" or (one.format, one.kernels) not in kinds or files not in ([GRAPH], [GRAPH, WEIGHTS]):
+    same_kind = one.format == "onnx" and (one.format, one.kernels) in kinds and one.sealed is None
+    if not same_kind or files not in ([GRAPH], [GRAPH, WEIGHTS]):
         raise TrustError(f"the slice {one.name!r} of a recut does not run as its base's slices do")
     if one.files[0].bytes > LIMITS.graph_bytes:
         raise TrustError(f"the slice {one.name!r}: a graph of {one.files[0].bytes} bytes, at most {LIMITS.graph_bytes}")
@@ -134,7 +135,7 @@ def _check_compiled(recut: Manifest, base: Manifest) -> None:
 # Plans
 
 
-def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest, anatomy: Anatomy | None) -> None:
+def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) -> None:
     """The plan keeps what the base's plan of that class keeps; if the base has none of that class, what each of its
     plans keeps."""
     known = base.plans.get(device_class)
@@ -145,25 +146,16 @@ def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest, 
         raise TrustError(
             f"the plan for {device_class!r} lets {sorted(loose)[0]!r} leave the device, which its base forbids"
         )
-    if (first := max((kept_first(one) for one in models), default=0)) > kept_first(plan):
-        raise TrustError(f"the plan for {device_class!r} keeps fewer layers on the device than the first {first}")
-    if lost := {name for one in models for name in one.earliest_cut} - set(plan.earliest_cut):
-        raise TrustError(f"the plan for {device_class!r} allows an earlier cut than its base: without {min(lost)!r}")
+    if early := {layer for one in models for layer in one.earliest_cut} - set(plan.earliest_cut):
+        raise TrustError(
+            f"the plan for {device_class!r} lets layer {sorted(early)[0]!r} run elsewhere, which its base forbids"
+        )
     lossless = not all(_may_lose(one) for one in models)
-    held = _held(base, models, first, anatomy) if first else frozenset[str]()
     for row in plan.rows:
         codecs = {*row.codecs.values(), *(codec for hop in row.hops for codec in hop.codecs.values())}
         if lossless and codecs & set(LOSSY):
             raise TrustError(f"row {row.name!r} for {device_class!r} loses precision, which its base does not allow")
-        _check_row(row, recut, held)
-
-
-def kept_first(plan: Plan) -> int:
-    """How many layers, from the first on, the plan keeps on the device."""
-    text = plan.limits.get("keep_first", "0")
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise TrustError(f"a plan keeps the first {text[:20]!r} layers on the device, which is no number")
-    return int(text)
+        _check_row(row, recut)
 
 
 def _may_lose(plan: Plan) -> bool:
@@ -174,21 +166,9 @@ def _may_lose(plan: Plan) -> bool:
         return False
 
 
-def _held(base: Manifest, plans: Iterable[Plan], first: int, anatomy: Anatomy | None) -> frozenset[str]:
-    """The layers that must be on the device. Where no anatomy tells their order: those that every row has there."""
-    if anatomy is not None:
-        return frozenset(layer.name for layer in anatomy.layers[:first])
-    layers = {one.name: one.layers for one in base.slices}
-    held: set[str] = set()
-    for plan in plans:
-        if kept_first(plan):
-            always = set.intersection(*(set(row.device) for row in plan.rows))
-            held.update(layer for name in always for layer in layers[name])
-    return frozenset(held)
-
-
-def _check_row(row: Row, recut: Manifest, held: frozenset[str]) -> None:
-    """The row sends what its far half takes and no more, gets back answers alone, and keeps `held` on the device."""
+def _check_row(row: Row, recut: Manifest) -> None:
+    """The row sends what its far half takes and no more, and gets back answers alone. That it keeps the plan's earliest
+    cut on the device, every reader of a manifest checks."""
     by_name = {one.name: one for one in recut.slices}
     here, there = [by_name[name] for name in row.device], [by_name[name] for name in row.remote]
     made_here, made_there = ({spec.name for one in half for spec in one.outputs} for half in (here, there))
@@ -200,8 +180,6 @@ def _check_row(row: Row, recut: Manifest, held: frozenset[str]) -> None:
     given = {spec.name for spec in recut.inputs}
     if not {spec.name for one in here for spec in one.inputs} <= made_here | given:
         raise TrustError(f"row {row.name!r} of a recut needs on the device what is computed elsewhere")
-    if not held <= {layer for one in here for layer in one.layers}:
-        raise TrustError(f"row {row.name!r} of a recut cuts earlier than its base allows")
 
 
 # Slices, by their files
@@ -211,9 +189,8 @@ def _read(one: Slice, files: Mapping[str, SliceFile], name: str, read: ReadFile)
     if name not in files:
         raise TrustError(f"the slice {one.name!r} has no {name}")
     raw = memoryview(read(one, files[name]))
-    size = (files[name].plain or files[name]).bytes
-    if len(raw) != size:
-        raise TrustError(f"{one.name}/{name}: {len(raw)} bytes instead of {size}")
+    if len(raw) != files[name].bytes:
+        raise TrustError(f"{one.name}/{name}: {len(raw)} bytes instead of {files[name].bytes}")
     return raw
 
 

@@ -121,8 +121,7 @@ def verify_release(raw_manifest: bytes, proof: Proof, bootstrap_root: bytes) -> 
 
 def _verified_recut(recut: Manifest, proof: Proof, targets: Targets) -> Verified:
     """The recut with its base, which the release key signed and whose limits it keeps."""
-    if not recut.recut_of:
-        raise TrustError("the planner signed what names no release that it is a recut of: that needs the release key")
+    _require_base(recut)
     raw_base = proof.get(BASE_FILE)
     if raw_base is None:
         raise TrustError("the proof has no manifest of the release that this is a recut of")
@@ -140,6 +139,11 @@ def verify_statement_offline(raw: bytes, device: str, proof: Proof, bootstrap_ro
     """The statement in `raw`, if the director vouches for it and it is for `device`. Neither expiry nor counter is
     looked at: it was accepted before, and is only kept."""
     return _verified_statement(raw, device, verify_chain(proof, bootstrap_root).targets)
+
+
+def _require_base(recut: Manifest) -> None:
+    if not recut.recut_of:
+        raise TrustError("the planner signed what names no release that it is a recut of: that needs the release key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +377,7 @@ class TrustStore:
         raw = _fetched(release, chain, fetch)
         if PLANNER_FILE in proof:
             recut = decode_manifest(raw)
+            _require_base(recut)
             proof[BASE_FILE] = _fetched(recut.recut_of, Chain(chain.root, chain.targets), fetch)
             base = decode_manifest(proof[BASE_FILE])
             if base.anatomy is not None:
