@@ -24,7 +24,7 @@ import zstandard
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgesplit import codecs, identity, inputs, messages, oip, release, report
+from edgesplit import anatomy, codecs, identity, inputs, messages, oip, onnx_wire, release, report, wrapping
 from edgesplit.errors import EdgeError
 from edgesplit.identity import Claim, Enrolled, EnrolmentRequest, Renewal
 from edgesplit.limits import LIMITS
@@ -45,6 +45,7 @@ from edgesplit_offload.revoked import Revoked
 from edgesplit_partitioner.costs import load_costs
 from fuzzing import EXAMPLES, JSON, SEED, fuzzed, spoiled
 from trust_world import DEVICE, World, sample_release
+from unit.registry_bench import a_model
 
 MIB = 2**20
 
@@ -159,6 +160,12 @@ JSON_REQUEST = msgspec.json.encode({"inputs": [TENSOR], "id": "x", "parameters":
 JSON_ANSWER = msgspec.json.encode({"model_name": "m", "outputs": [TENSOR], "parameters": {"edgesplit_row": "r"}})
 BIRTH = messages.Birth(1, 0.5, "1", "pi4", True, "http://h", "s", "9")
 REPORTED = messages.Reported(1, 2, (messages.ModelState("m", "r", "r", "failed"),))
+ANATOMY = anatomy.encode_anatomy(
+    anatomy.Anatomy(
+        ir_version=9, opsets=(("", 17),), functions=(), layers=(anatomy.LayerParts("conv", ("x",), ("y",), ("n",)),),
+        tensors=(anatomy.TensorPart(TensorSpec("x", "FP32", (1, 4)), "d"),), weights=("w",),
+    )
+)  # fmt: skip
 WINDOW = messages.Window(model="m@1", release="r", row="local")
 TELEMETRY = messages.Telemetry(
     session=1, sequence=2, emulated=True, up_bytes_per_s=1e6, rtt_s=0.1, remote_ok=True, models=(WINDOW,)
@@ -175,6 +182,8 @@ def parsers(folder: Path) -> dict[str, Parser]:
     authority = Authority(folder / "ca")
     key = identity.load_or_make_key(folder / "key")
     csr = identity.certificate_request(key, "cam-1")
+    x25519 = wrapping.load_or_make_encryption_key(folder / "x25519")
+    public = x25519.public_key().public_bytes_raw()
     certificate = authority.sign_request(csr, "cam-1")
     (folder / "list.pem").write_bytes(authority.revocation_list([1, 2, 3]))
     trusted, store = world(folder / "world")
@@ -280,6 +289,19 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "model reference": text(ModelRef.parse, "digits@3"),
         "device name": text(device_name, "cam-1"),
         "digest": text(sha256_hex, "a" * 64),
+        "content keys, wrapped": Parser(
+            lambda raw: wrapping.unwrap(raw, x25519, "cam-1", "r"),
+            [wrapping.wrap({"k": b"x" * 32}, public, "cam-1", "r")],
+        ),
+        "content keys, opened": Parser(wrapping.decode_ring, [msgspec.msgpack.encode({"keys": {"k": b"x" * 32}})]),
+        "encryption key": Parser(
+            lambda raw: wrapping.check_introduction(raw[:32], raw[32:], key.public_key(), csr.decode(), "cam-1"),
+            [b"".join(wrapping.introduce(x25519, key, csr.decode()))],
+        ),
+        "anatomy of a model": Parser(
+            lambda raw: anatomy.decode_anatomy(raw, anatomy.anatomy_file(raw)), [ANATOMY]
+        ),
+        "graph of a recut slice": Parser(onnx_wire.read_graph, [a_model()]),
     }  # fmt: skip
 
 
@@ -291,7 +313,8 @@ NAMES = [
     "certificate", "authority in a claim", "revocation list", "inference request, JSON", "inference request, binary",
     "inference answer, JSON", "inference answer, binary", "remote name", "codecs", "zstd body", "gzip body",
     "deflate body", "picture", "sound", "tensors in an npz", "input spec", "device profile", "costs file", "link",
-    "rate", "model reference", "device name", "digest",
+    "rate", "model reference", "device name", "digest", "content keys, wrapped", "content keys, opened",
+    "encryption key", "anatomy of a model", "graph of a recut slice",
 ]  # fmt: skip
 
 
