@@ -21,8 +21,10 @@ bench: $(VENV)/.dev
 	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script --json out/$$(basename $$script .py).json || exit 1; done
 
 # The planner against trying every assignment, on as many random graphs as asked for (make soak INSTANCES=10000).
+# Every parser of network bytes with as many spoiled examples (EXAMPLES=5000).
 soak: $(VENV)/.dev
 	EDGESPLIT_INSTANCES=$(or $(INSTANCES),10000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 3600 tests/unit/test_planner_*brute_force.py tests/unit/test_planner_tiers.py
+	EDGESPLIT_FUZZ=$(or $(EXAMPLES),5000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist load --timeout 7200 tests/faults/test_fuzz_*.py tests/faults/test_forged_halves.py
 	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 tests/unit/test_onnx_bundle.py
 
 format: $(VENV)/.dev
