@@ -1,8 +1,8 @@
 """Who sends more than any correct agent does: a purse of units for each device, filled at a steady rate.
 
 A device that empties its purse floods. It stays so until the purse is half full again, and is told of anew every
-`RETELL_S` while it goes on. The rates are far above what an agent does that fetches over a fast local network, and the
-purse pays for a burst: only a sustained flood is one. No threads, no clock of its own.
+`RETELL_S` while it goes on. The rates are far above what an agent does that fetches at 140 MB/s (docs/decisions/0017), and
+the purse pays for a burst: only a sustained flood is one. No threads, no clock of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MESSAGE: Mapping[str, float] = {"fetch": 0.25}
 """Units that a message costs, by its kind: a fast fetch asks hundreds of times a second. Any other kind costs 1."""
 MALFORMED = 10.0
 """No correct agent sends one."""
-AGAIN = 8.0
+AGAIN = 4.0
 """For a chunk that the same device asked for within `LATELY_S`: some are lost on the way, not all of them."""
 CONNECTION = 100.0
 """A handshake costs the broker as much as many messages; an agent waits before it comes back."""
