@@ -453,6 +453,17 @@ def as_fast_as_it_can(send: Callable[[], object], until: threading.Event) -> Non
         send()
 
 
+def is_let_in(hostile: Hostile) -> bool:
+    """Does the broker answer this device's CONNECT?"""
+    try:
+        with hostile.socket() as link:
+            link.settimeout(PATIENCE_S)
+            link.sendall(connect_packet())
+            return link.recv(1) == b"\x20"
+    except OSError:
+        return False
+
+
 def flooding(hostile: Hostile, until: threading.Event) -> list[threading.Thread]:
     """One connection that publishes all it can, of all kinds, and one that opens connections in a loop."""
 
@@ -492,6 +503,7 @@ def test_a_flooding_device_is_held_off_and_told_and_the_victim_gets_its_deployme
     threads = flooding(undisturbed.hostile, until)
     try:
         told = eventually("the flood is told", lambda: undisturbed.shown(BAD)["flooded"], 120.0)
+        eventually("its certificate opens no session", lambda: not is_let_in(undisturbed.hostile), 120.0)
         undisturbed.deploy()
         used = undisturbed.memory()
     finally:
