@@ -119,7 +119,7 @@ def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str) -> by
         answer = response.read(ANSWER_BYTES)
     except ssl.SSLCertVerificationError as error:
         raise TrustError(f"{url} is not the controller of our authority: {error.verify_message}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a chunk of negative length
         raise LinkError(f"cannot reach the controller at {url}: {error}") from error
     finally:
         connection.close()

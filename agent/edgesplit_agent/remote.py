@@ -305,6 +305,8 @@ def _try(connection: _Connection, wish: _Wish, call: Call, timeout_s: float) -> 
         return RemoteFailure("timeout", f"no answer within {timeout_s:.2f} s", perf_counter() - start)
     except ssl.SSLCertVerificationError as error:
         return RemoteFailure("server", f"not our offload server: {error.verify_message}", perf_counter() - start)
+    except ValueError as error:  # http.client reads a chunk of negative length as it is told
+        return RemoteFailure("server", f"no HTTP response: {error}", perf_counter() - start)
     except (OSError, http.client.HTTPException) as error:
         return RemoteFailure("link", f"{type(error).__name__}: {error}", perf_counter() - start)
 

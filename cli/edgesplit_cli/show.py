@@ -50,6 +50,15 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def plain(said: Any) -> Any:
+    """What a device said of itself, with nothing left in it that a terminal would obey."""
+    if isinstance(said, str):
+        return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in said)
+    if isinstance(said, dict):
+        return {plain(key): plain(value) for key, value in said.items()}
+    return [plain(one) for one in said] if isinstance(said, list) else said
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
     """A table; a column whose heading begins with `>` is aligned to the right, and its figures are never broken."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")

@@ -251,7 +251,13 @@ class Heavy:
 
 def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: Heavy) -> FastAPI:
     """The API over one controller."""
-    app = FastAPI(title="edgesplit controller", version=edgesplit.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="edgesplit controller",
+        version=edgesplit.__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.controller, app.state.heavy, app.state.token = controller, heavy, token.encode()
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
@@ -626,6 +632,6 @@ async def _on_http(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_anything(request: Request, error: Exception) -> JSONResponse:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
     text = f"the controller failed ({type(error).__name__}); its log says more"
     return JSONResponse({"error": text, "kind": "EdgeError"}, 500)

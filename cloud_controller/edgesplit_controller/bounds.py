@@ -1,4 +1,4 @@
-"""Bounds on what the API takes in: bytes per body, before they are read; calls per address."""
+"""Bounds on what the API takes in: bytes per body, before they are read; queries in ASCII; calls per address."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class BodyBounds:
         """Pass the request on, its body counted."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if not scope.get("query_string", b"").isascii():  # RFC 3986 2.1; starlette fails on it in many places
+            await _answer(send, 400, "the query has bytes that are not percent-encoded")
             return
         most = next((most for suffix, most in self._by_suffix.items() if scope["path"].endswith(suffix)), self._default)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
@@ -75,13 +78,18 @@ async def _drain(receive: Receive) -> None:
 
 
 async def _refuse(send: Send, most: int) -> None:
-    body = json.dumps({"error": f"the body is longer than {most} bytes", "kind": "UsageError"}).encode()
+    await _answer(send, 413, f"the body is longer than {most} bytes")
+
+
+async def _answer(send: Send, status: int, text: str) -> None:
+    """An error as the API words it; the connection ends with it."""
+    body = json.dumps({"error": text, "kind": "UsageError"}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
     ]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

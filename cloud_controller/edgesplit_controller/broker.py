@@ -13,6 +13,7 @@ import logging
 import os
 import pwd
 import queue
+import re
 import select
 import shutil
 import signal
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -43,6 +45,8 @@ STEADY_S: Final = 10.0
 """A broker that ran so long did not die of its start."""
 STOP_S: Final = 5.0
 _READY: Final = b" running"
+_CLIENT: Final = re.compile(rb"New client connected from \S+ as (\S{1,128}) \(")
+"""What mosquitto says when it has let a client in. The client id is its certificate's name."""
 _log = logging.getLogger("edgesplit.broker")
 
 
@@ -104,8 +108,11 @@ class Broker:
         host: str = "127.0.0.1",
         program: str | None = None,
         revoked_file: Path | None = None,
+        on_client: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`revoked_file` is a revocation list (PEM), there before `start`; `reload` has it read again."""
+        """`revoked_file` is a revocation list (PEM), there before `start`; `reload` has it read again. `on_client` is
+        told the name of each client that is let in, on the supervisor's thread, and must return at once."""
+        self._on_client = on_client
         self._revoked_file = revoked_file
         self._folder = folder.resolve()
         self._credentials = credentials
@@ -228,6 +235,8 @@ class Broker:
             for line in lines:
                 self._last_lines.append(line.decode(errors="replace").rstrip())
                 _log.debug("%s", self._last_lines[-1])
+                if client := _CLIENT.match(line):
+                    self._on_client(client[1].decode(errors="replace"))
                 if not ready and _READY in line:
                     ready = True
                     self._ever_ready = True

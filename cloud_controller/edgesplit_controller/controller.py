@@ -284,9 +284,15 @@ class Controller:
     def all_devices(self) -> list[dict[str, Any]]:
         """Every device, and every claim that is still open for one not seen yet."""
         there = self.devices.all()
-        desired, copied = self.director.desired(), self.devices.copied()
+        desired, copied, floods = self.director.desired(), self.devices.copied(), self.devices.floods()
         enrolled = [
-            shown_device(device, self.devices.state(device), desired.get(device.name, []), copied.get(device.name))
+            shown_device(
+                device,
+                self.devices.state(device),
+                desired.get(device.name, []),
+                copied.get(device.name),
+                floods.get(device.name),
+            )
             for device in there
         ]
         living = {device.name for device in there if not device.revoked}
@@ -303,7 +309,8 @@ class Controller:
             return shown_claim(claim)
         device = self.devices.get(name)
         desired = self.director.desired().get(name, [])
-        shown = shown_device(device, self.devices.state(device), desired, self.devices.copied().get(name))
+        copied, flood = self.devices.copied().get(name), self.devices.floods().get(name)
+        shown = shown_device(device, self.devices.state(device), desired, copied, flood)
         return {**shown, "plans": self._plans_in_use(device)}
 
     def _plans_in_use(self, device: Device) -> dict[str, Any]:

@@ -161,6 +161,23 @@ class Starts(Table):
     """When two agents were last seen to share the identity."""
 
 
+class Flood(Table):
+    """When a device last sent more than any correct agent does. While it is held off, its certificates are listed as
+    revoked, and they are good again afterwards."""
+
+    __tablename__ = "floods"
+
+    device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
+    at: Mapped[float]
+    times: Mapped[int]
+    """In a row, each within a day of the one before: the hold grows with them."""
+    dropped: Mapped[int]
+    """Messages that were not taken in, since the controller started."""
+    held_until: Mapped[float]
+    listed: Mapped[bool]
+    """The revocation list that was published last has it."""
+
+
 class Release(Table):
     """A signed release; its manifest is a blob whose SHA-256 is the digest."""
 

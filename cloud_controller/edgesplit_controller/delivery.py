@@ -1,7 +1,8 @@
 """The controller's side of MQTT: takes in what devices say, answers what they fetch, states what they shall run.
 
 The network thread only sorts messages into bounded queues; three workers empty them. A device that floods loses its
-own messages and nobody else's: all kinds are asked for or said again. What a device says is decoded within bounds;
+own messages and nobody else's: all kinds are asked for or said again; it is told of (`floods`), and nothing of it is
+taken in until it has calmed down. What a device says is decoded within bounds;
 malformed bytes are counted and dropped. Who a device is was settled by the broker: a topic's device is its
 certificate's name.
 """
@@ -9,6 +10,7 @@ certificate's name.
 from __future__ import annotations
 
 import logging
+import queue
 import re
 import threading
 import time
@@ -21,6 +23,7 @@ from edgesplit import messages
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.names import sha256_hex
+from edgesplit_controller import floods
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ RECENT_S = 2.0
 WAITING_PER_DEVICE = 256
 """Messages of one device not yet taken in; more are dropped."""
 WAITING_CHUNKS = 4_096
+WAITING_CHUNKS_PER_DEVICE = 256
+"""Twice what an agent has on its way; more are dropped, and the rest of the queue is for others."""
 RESTATE_S = 1.0
 """Pause before what could not be stated is tried again."""
 SAID: Mapping[str, type[messages.Message]] = {
@@ -61,6 +66,9 @@ class ChunkQueue:
     """Chunks asked for and not yet sent, each once however many devices want it. No threads, no clock of its own."""
 
     _due: dict[str, float] = field(default_factory=dict)
+    _asker: dict[str, str] = field(default_factory=dict)
+    _waiting: Counter[str] = field(default_factory=Counter)
+    """Chunks that wait because this device asked first."""
     _fetching: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def ask(self, device: str, release: str, chunks: tuple[str, ...], now: float) -> int:
@@ -78,10 +86,11 @@ class ChunkQueue:
         for chunk in chunks:
             if chunk in self._due:
                 continue
-            if len(self._due) >= WAITING_CHUNKS:
+            if len(self._due) >= WAITING_CHUNKS or self._waiting[device] >= WAITING_CHUNKS_PER_DEVICE:
                 refused += 1
             else:
-                self._due[chunk] = due
+                self._due[chunk], self._asker[chunk] = due, device
+                self._waiting[device] += 1
         return refused
 
     def take(self, now: float) -> list[str]:
@@ -89,6 +98,10 @@ class ChunkQueue:
         ready = [chunk for chunk, due in self._due.items() if due <= now]
         for chunk in ready:
             del self._due[chunk]
+            device = self._asker.pop(chunk)
+            self._waiting[device] -= 1
+            if not self._waiting[device]:
+                del self._waiting[device]
         return ready
 
     def next_due(self) -> float | None:
@@ -149,6 +162,8 @@ class Sources:
     """Take in what devices said."""
     statements: Callable[[Collection[str] | None], Mapping[str, bytes]]
     """The signed statements of the devices named (None: of all); empty bytes for a device that is to be forgotten."""
+    flooding: Callable[[str, int], None] = lambda device, dropped: None
+    """A device floods, and so many of its messages were dropped: do what can be done about it."""
 
 
 class Delivery:
@@ -166,9 +181,12 @@ class Delivery:
         self._to_state: set[str] | None = set()
         """Devices to be told anew; None: all of them."""
         self._to_forget: set[str] = set()
+        self._purses = floods.Purses()
+        self._purses_lock = threading.Lock()
+        self._floods: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=f"delivery-{work.__name__.strip('_')}", daemon=True)
-            for work in (self._take_in, self._answer, self._stream, self._state_all)
+            for work in (self._take_in, self._answer, self._stream, self._state_all, self._tell_of_floods)
         ]
         self.dropped: Counter[str] = Counter()
         """Malformed and excess messages, by device."""
@@ -184,6 +202,7 @@ class Delivery:
         self._said.close()
         self._asked.close()
         self._ended.set()
+        self._floods.put(None)
         with self._chunks_changed:
             self._closed = True
             self._chunks_changed.notify_all()
@@ -205,21 +224,46 @@ class Delivery:
         try:
             device = messages.device_of(topic)
             kind = topic.rpartition("/")[2]
+            self._charge(device, floods.MESSAGE.get(kind, 1.0) + len(payload) / floods.BYTES_PER_UNIT)
+            if self._purses.flooding(device):
+                self.dropped[device] += 1
+                return
             if not payload:
                 return
             if kind == "fetch":
                 wish = messages.decode(payload, ASKED, LIMITS.request_bytes)
                 taken = self._asked.put(device, wish, correlation)
+            elif kind == "telemetry" and len(payload) > LIMITS.telemetry_bytes:
+                raise MalformedMessage(f"telemetry of {len(payload)} bytes, at most {LIMITS.telemetry_bytes}")
             elif kind in SAID:
                 taken = self._said.put(device, messages.decode(payload, SAID[kind]))
             else:
                 return
         except MalformedMessage as error:
             taken = False
+            self._charge(device, floods.MALFORMED)
             if self.dropped[device] % 1_000 == 0:
                 log.warning("device %s said something malformed: %s", device, error)
         if not taken:
             self.dropped[device] += 1
+
+    def connected(self, device: str) -> None:
+        """The broker let this device in: one that does so all the time floods, too. Any thread; returns at once."""
+        self._charge(device, floods.CONNECTION)
+
+    def _charge(self, device: str, units: float) -> None:
+        with self._purses_lock:
+            tell = self._purses.spend(device, units, time.monotonic())
+        if tell:
+            self._floods.put(device)
+
+    def _tell_of_floods(self) -> None:
+        while (device := self._floods.get()) is not None:
+            log.warning("device %s floods: nothing of it is taken in until it has calmed down", device)
+            try:
+                self._sources.flooding(device, self.dropped[device])
+            except Exception:
+                log.exception("could not stop the flood of %s", device)
 
     def forget(self, devices: Collection[str]) -> None:
         """Clear soon what the broker retains of these devices."""
@@ -244,10 +288,21 @@ class Delivery:
 
     def _take_in(self) -> None:
         while (batch := self._said.take(500)) is not None:
+            said = [(device, message) for device, message, _ in batch]
             try:
-                self._sources.hear([(device, message) for device, message, _ in batch])
+                self._sources.hear(said)
             except Exception:
-                log.exception("could not keep what %d messages said", len(batch))
+                log.exception("could not keep what %d messages said: one by one", len(said))
+                for one in said:
+                    self._take_in_alone(one)
+
+    def _take_in_alone(self, said: tuple[str, messages.Message]) -> None:
+        """What one device says must not cost another's words."""
+        try:
+            self._sources.hear([said])
+        except Exception as error:
+            self.dropped[said[0]] += 1
+            log.error("could not keep what %s said: %r", said[0], error)
 
     def _answer(self) -> None:
         while (batch := self._asked.take(64)) is not None:
@@ -268,12 +323,17 @@ class Delivery:
 
     def _answer_one(self, device: str, wish: messages.Message, correlation: bytes | None) -> None:
         if isinstance(wish, messages.FetchMetadata):
-            for piece in pieces(wish.path, self._metadata(wish.path)):
+            found = self._metadata(wish.path)
+            self._charge(device, len(found or b"") / floods.BYTES_PER_UNIT)
+            for piece in pieces(wish.path, found):
                 self._publish(
                     messages.topic(device, "fetched"), messages.encode(piece), correlation=correlation, wait_s=5.0
                 )
         elif isinstance(wish, messages.FetchChunks):
             chunks = check_wish(wish, self._sources.release_chunks)
+            with self._purses_lock:
+                again = self._purses.again(device, chunks, time.monotonic())
+            self._charge(device, again * floods.AGAIN)
             with self._chunks_changed:
                 self.dropped[device] += self._chunks.ask(device, wish.release, chunks, time.monotonic())
                 self._chunks_changed.notify()

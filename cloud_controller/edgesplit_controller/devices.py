@@ -30,6 +30,7 @@ from edgesplit_controller.database import (
     Database,
     Desired,
     Device,
+    Flood,
     Starts,
     TelemetryRow,
     record,
@@ -44,6 +45,11 @@ HISTORY = 10_000
 TRIM_EVERY = 200
 STARTS = 16
 """Newest starts of an agent that are remembered."""
+HOLD_S = 60.0
+"""So long a device that floods is held off, the first time; each time more twice as long."""
+LONGEST_HOLD_S = 3_600.0
+CALM_S = 86_400.0
+"""After a day without a flood the next one counts as the first."""
 COPIED_EVERY_S = 3_600.0
 """Two cards that fight for a name are recorded once an hour, not at every turn."""
 
@@ -170,10 +176,50 @@ class Devices:
             return Enrolment(device.name, certificate, fresh=False)
 
     def revoked_serials(self) -> list[int]:
-        """Of every certificate that must not be believed."""
+        """Of every certificate that must not be believed: revoked, or of a device that is held off for a flood."""
         with self._database.read() as session:
-            gone = select(CertificateRow.serial).where(CertificateRow.revoked.is_not(None))
+            held = select(Flood.device).where(Flood.held_until > self._now())
+            gone = select(CertificateRow.serial).where(
+                CertificateRow.revoked.is_not(None) | CertificateRow.device.in_(held)
+            )
             return [int(serial) for serial in session.scalars(gone)]
+
+    def hold(self, name: str, dropped: int) -> bool:
+        """Hold a device off for a while, because it floods; False if there is no such device. One that is held off
+        already stays so, no longer."""
+        now = self._now()
+        with self._database.write() as session:
+            device = session.get(Device, name)
+            if device is None or device.revoked:
+                return False
+            flood = session.get(Flood, name)
+            if flood is None:
+                flood = Flood(device=name, at=0.0, times=0, dropped=0, held_until=0.0, listed=False)
+                session.add(flood)
+            fresh = flood.held_until <= now
+            if fresh:
+                flood.times = 1 if now - flood.at > CALM_S else flood.times + 1
+                flood.held_until = now + hold_s(flood.times)
+            flood.at, flood.dropped, flood.listed = now, dropped, True
+            if fresh:
+                _adopt_certificate(session, device)
+                detail = {"dropped": dropped, "held_until": flood.held_until, "times": flood.times}
+                record(session, now, name, "device.flooding", name, **detail)
+            return True
+
+    def end_holds(self) -> list[str]:
+        """Devices whose hold has run out since the last call: the revocation list is due without them."""
+        with self._database.write() as session:
+            over = select(Flood).where(Flood.listed, Flood.held_until <= self._now())
+            ended = list(session.scalars(over))
+            for flood in ended:
+                flood.listed = False
+            return [flood.device for flood in ended]
+
+    def floods(self) -> dict[str, Flood]:
+        """The last flood of each device that ever made one."""
+        with self._database.read() as session:
+            return {flood.device: flood for flood in session.scalars(select(Flood))}
 
     def copied(self) -> dict[str, float]:
         """When two agents were last seen to share an identity, by device."""
@@ -266,6 +312,11 @@ class Devices:
             return [{"at": row.at, **row.content} for row in reversed(session.scalars(rows).all())]
 
 
+def hold_s(times: int) -> float:
+    """How long a device is held off that floods for the `times`-th time."""
+    return float(min(LONGEST_HOLD_S, HOLD_S * 2 ** min(times - 1, 30)))
+
+
 def state_of(device: Device, now: float, stale_after_s: float) -> State:
     """`online` only for a living session that was heard lately; `stale` for one that is silent."""
     if device.revoked:
@@ -324,6 +375,7 @@ def _enrolled(session: Session, claim: ClaimRow, serial: str, key: str, now: flo
     device.enrolled, device.revoked = now, None
     if fresh:
         session.execute(delete(Starts).where(Starts.device == claim.device))
+        session.execute(delete(Flood).where(Flood.device == claim.device))
     return fresh
 
 

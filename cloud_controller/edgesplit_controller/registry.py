@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
 import threading
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.inputs import InputSpec, parse_input_spec, prepare
+from edgesplit.limits import LIMITS
 from edgesplit.names import ModelRef, model_name
 from edgesplit.oip import check_tensors as check_inputs
 from edgesplit.runtime import Tensors
@@ -210,12 +213,23 @@ def check_tensors(loaded: LoadedModel, archive: bytes) -> bytes:
     return archive
 
 
+_NO_ARRAYS = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, NotImplementedError, MemoryError,
+    SyntaxError, OverflowError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What zipfile and numpy raise for bytes that are no archive of arrays, or one that is encrypted or oddly packed."""
+
+
 def read_tensors(archive: bytes) -> dict[str, Any]:
-    """The arrays of an .npz by name; nothing in it is ever unpickled."""
+    """The arrays of an .npz by name; nothing is ever unpickled, and no more unpacked than a request could hold."""
     try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as listed:
+            unpacked = sum(member.file_size for member in listed.infolist())
+        if unpacked > LIMITS.http_body_bytes:
+            raise UsageError(f"a sample has {unpacked} bytes unpacked, at most {LIMITS.http_body_bytes}")
         with np.load(io.BytesIO(archive), allow_pickle=False) as opened:
             return {name: opened[name] for name in opened.files}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except _NO_ARRAYS as error:
         raise UsageError(f"a sample is no .npz of plain arrays: {error}") from error
 
 

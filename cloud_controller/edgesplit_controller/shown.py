@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgesplit_controller.database import ClaimRow, Deployment, Desired, Device, Event, Model
+from edgesplit_controller.database import ClaimRow, Deployment, Desired, Device, Event, Flood, Model
 
 
 def shown_model(model: Model) -> dict[str, Any]:
@@ -37,7 +37,9 @@ def shown_deployment(row: Deployment) -> dict[str, Any]:
     }
 
 
-def shown_device(device: Device, state: str, desired: Sequence[Desired], copied: float | None = None) -> dict[str, Any]:
+def shown_device(
+    device: Device, state: str, desired: Sequence[Desired], copied: float | None = None, flood: Flood | None = None
+) -> dict[str, Any]:
     """A device: who it is, whether it lives, what it was told, what it said last (maybe long ago: see `state`)."""
     birth, reported = device.birth or {}, device.reported or {}
     return {
@@ -48,6 +50,7 @@ def shown_device(device: Device, state: str, desired: Sequence[Desired], copied:
         "labels": device.labels,
         "link": device.link,
         "copied": copied,
+        "flooded": shown_flood(flood) if flood is not None else None,
         "enrolled": device.enrolled,
         "last_seen": device.last_seen,
         "session": device.session,
@@ -62,6 +65,11 @@ def shown_device(device: Device, state: str, desired: Sequence[Desired], copied:
         "trouble": reported.get("trouble", ""),
         "telemetry": device.telemetry,
     }
+
+
+def shown_flood(flood: Flood) -> dict[str, Any]:
+    """When a device last flooded, and until when it is held off."""
+    return {"at": flood.at, "times": flood.times, "dropped": flood.dropped, "held_until": flood.held_until}
 
 
 def shown_claim(claim: ClaimRow) -> dict[str, Any]:

@@ -128,14 +128,14 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     controller.signing.catch_up()
     revocations.publish()
     authority.issue_client(OPERATOR)
-    revocations.tell(_broker(settings, credentials["broker"], stack))
+    revocations.tell(_broker(settings, credentials["broker"], delivery, stack))
     _mqtt(settings, authority, delivery, stack)
     stack.callback(revocations.stop)
     revocations.start()
     if settings.offload:
         _offload(settings, stack)
     _api(settings, controller, credentials[API], stack, ending)
-    _tended(repository, rotation, controller.director, delivery, stack, ending)
+    _tended(repository, rotation, controller, delivery, revocations, stack, ending)
     addresses = _as_told(settings)
     write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
     stack.callback((data / "controller.json").unlink, missing_ok=True)
@@ -177,6 +177,11 @@ def _assemble(
         for device in taken.intruders:
             revocations.cut(device)
 
+    def flooding(device: str, dropped: int) -> None:
+        if devices.hold(device, dropped):
+            revocations.publish()
+            revocations.cut(device)
+
     director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now, wrap=wrapped)
     delivery = Delivery(
         Sources(
@@ -185,6 +190,7 @@ def _assemble(
             release_chunks=releasing.chunks_of,
             hear=hear,
             statements=director.statements,
+            flooding=flooding,
         )
     )
     signing = Signing(
@@ -214,9 +220,16 @@ def _assemble(
     return controller, delivery, revocations
 
 
-def _broker(settings: Settings, credentials: Credentials, stack: ExitStack) -> Broker:
+def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, stack: ExitStack) -> Broker:
     folder = settings.data / "broker"
-    broker = Broker(folder, credentials, settings.mqtt_port, host=settings.address, revoked_file=folder / REVOKED)
+    broker = Broker(
+        folder,
+        credentials,
+        settings.mqtt_port,
+        host=settings.address,
+        revoked_file=folder / REVOKED,
+        on_client=delivery.connected,
+    )
     stack.callback(broker.stop)
     broker.start()
     return broker
@@ -302,12 +315,14 @@ def _api(
 def _tended(
     repository: Repository,
     rotation: Rotation,
-    director: Director,
+    controller: Controller,
     delivery: Delivery,
+    revocations: Revocations,
     stack: ExitStack,
     ending: threading.Event,
 ) -> None:
-    """Sign anew what grows old, now and then; once a day, say what only an operator can."""
+    """Sign anew what grows old, and let in again who was held off, now and then; once a day, say what only an operator
+    can do."""
 
     def tend() -> None:
         told_at = -TELL_S
@@ -319,8 +334,10 @@ def _tended(
                     told_at = time.monotonic()
                     for notice in rotation.shown()["notices"]:
                         log.warning("%s", notice)
-                if renewed := director.renew():
+                if renewed := controller.director.renew():
                     delivery.tell(renewed)
+                if controller.devices.end_holds():
+                    revocations.publish()
             except EdgeError as error:
                 log.error("could not renew what grows old: %s", error)
             except Exception:

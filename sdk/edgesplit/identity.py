@@ -211,7 +211,7 @@ def enrolment_context(ca_pem: str) -> ssl.SSLContext:
     context = _strict(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=ca_pem)
-    except (ssl.SSLError, ValueError) as error:
+    except (ssl.SSLError, ValueError, TypeError) as error:  # TypeError: a letter that is not ASCII
         raise MalformedMessage(f"the claim's authority is no certificate: {error}") from error
     return context
 

@@ -11,6 +11,8 @@ class Limits:
 
     message_bytes: int = 262_144
     """One MQTT payload other than a chunk."""
+    telemetry_bytes: int = 16_384
+    """One telemetry message: thousands of each device are kept."""
     request_bytes: int = 8_192
     """One MQTT payload by which a device asks for something."""
     manifest_bytes: int = 4_000_000

@@ -18,11 +18,16 @@ from collections.abc import Collection
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
 
 ROOT = "edgesplit/v1"
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+"""A number that every database and every JSON reader holds exactly."""
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+"""Finite: a NaN or an infinity is no measurement, and no JSON."""
 Kind = Literal["birth", "desired", "reported", "telemetry", "fetch", "fetched"]
 
 
@@ -47,9 +52,9 @@ def device_of(topic_name: str) -> str:
 class Birth(msgspec.Struct, frozen=True, tag="birth"):
     """A device is here."""
 
-    session: int
+    session: Count
     """Grows with every connection; an older session's messages are ignored."""
-    boot_s: float
+    boot_s: Amount
     """Seconds since the agent started, by the monotonic clock."""
     version: str
     """Of the agent."""
@@ -67,7 +72,7 @@ class Birth(msgspec.Struct, frozen=True, tag="birth"):
 class Death(msgspec.Struct, frozen=True, tag="death"):
     """The last will: the broker says it when the device's session `session` ends without a goodbye."""
 
-    session: int
+    session: Count
 
 
 class ModelState(msgspec.Struct, frozen=True):
@@ -88,8 +93,8 @@ class ModelState(msgspec.Struct, frozen=True):
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """What a device really runs."""
 
-    session: int
-    counter: int
+    session: Count
+    counter: Count
     """Of the statement acted upon."""
     models: tuple[ModelState, ...]
     safe_mode: str = ""
@@ -105,30 +110,30 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     release: str
     row: str
     """Row of the plan in use at the end of the window."""
-    requests: int = 0
-    failed: int = 0
-    fallbacks: int = 0
-    switches: int = 0
-    late: int = 0
+    requests: Count = 0
+    failed: Count = 0
+    fallbacks: Count = 0
+    switches: Count = 0
+    late: Count = 0
     """Emulated samples for which this host was slower than the profile."""
-    up_bytes: int = 0
-    latency_p50_s: float = 0.0
-    latency_p95_s: float = 0.0
-    predicted_s: float = 0.0
+    up_bytes: Count = 0
+    latency_p50_s: Amount = 0.0
+    latency_p95_s: Amount = 0.0
+    predicted_s: Amount = 0.0
     """What the plan predicts for `row` in the conditions now."""
-    device_s: float = 0.0
-    link_s: float = 0.0
-    remote_s: float = 0.0
+    device_s: Amount = 0.0
+    link_s: Amount = 0.0
+    remote_s: Amount = 0.0
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
     """Measured on the device (or emulated, and then it says so)."""
 
-    session: int
-    sequence: int
+    session: Count
+    sequence: Count
     emulated: bool
-    up_bytes_per_s: float
-    rtt_s: float
+    up_bytes_per_s: Amount
+    rtt_s: Amount
     remote_ok: bool
     models: tuple[Window, ...]
 

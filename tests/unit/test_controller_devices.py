@@ -411,3 +411,28 @@ def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(device_table([shown]))
     assert "online safe mode" in console.export_text()
+
+
+def test_a_device_that_floods_is_held_off_and_comes_back(bench: Bench) -> None:
+    """Its certificate is listed as revoked for a minute, then no more; the next time for two; others never."""
+    serial = x509.load_pem_x509_certificate(bench.enrol().certificate).serial_number
+    bench.enrol("other", "other-key")
+    for times, held_s in ((1, 60), (2, 120)):
+        assert bench.devices.hold("cam", 7) and bench.devices.hold("cam", 8)  # told twice of one flood
+        assert bench.devices.revoked_serials() == [serial] and bench.devices.end_holds() == []
+        flood = bench.devices.floods()["cam"]
+        assert (flood.times, flood.dropped, flood.held_until) == (times, 8, bench.now + held_s)
+        bench.now += held_s
+        assert bench.devices.end_holds() == ["cam"] and bench.devices.end_holds() == []
+        assert bench.devices.revoked_serials() == []
+    assert bench.devices.state(bench.devices.get("cam")) == "offline"
+    bench.now += devices_module.CALM_S + 1
+    assert bench.devices.hold("cam", 0) and bench.devices.floods()["cam"].times == 1
+
+
+def test_nobody_is_held_off_who_is_no_device(bench: Bench) -> None:
+    """The controller's own session connects like others, and is never thrown off; nor is a revoked device listed
+    twice."""
+    bench.enrol()
+    bench.devices.revoke("cam")
+    assert not bench.devices.hold("controller", 1) and not bench.devices.hold("cam", 1)

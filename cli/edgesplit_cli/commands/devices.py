@@ -12,7 +12,7 @@ from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import can_write, console, json_option, ms, print_json, rate, table
+from edgesplit_cli.show import can_write, console, json_option, ms, plain, print_json, rate, table
 
 COPIED = "Give each its own: `edgectl device claim NAME`."
 STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
@@ -104,7 +104,7 @@ def list_devices(data: Path, as_json: bool, watch: bool) -> None:
         else:
             if watch:
                 click.clear()
-            console().print(device_table(every))
+            console().print(device_table(plain(every)))
         if not watch:
             return
         time.sleep(1.0)
@@ -120,19 +120,24 @@ def show(data: Path, name: str, as_json: bool) -> None:
     if as_json:
         print_json(one)
         return
+    one = plain(one)
     out = console()
     belongs = f"link {one.get('link') or '-'}  group {one.get('group') or '-'}"
     out.print(Text.assemble((one["name"], "bold"), "  ", _state(one), f"  {one['device_class']}  {belongs}"))
     for label, value in (one.get("labels") or {}).items():
         out.print(f"  {label}={value}")
     if copied := one.get("copied"):
-        out.print(f"[red]two agents share this identity[/] (last seen {_ago(copied)}): was its card copied? {COPIED}")
+        told = f" (last seen {_ago(copied)}): was its card copied? {COPIED}"
+        out.print(Text.assemble(("two agents share this identity", "red"), told))
+    if flooded := one.get("flooded"):
+        out.print(Text(_flood(one["name"], flooded), "red"))
     seen = f"last seen {_ago(one.get('last_seen'))}; session {one.get('session') or '-'}"
     out.print(f"{seen}; agent at {one.get('local_url') or '-'}")
     if safe_mode := one.get("safe_mode"):
-        out.print(f"[red]safe mode, no model is loaded[/]: {safe_mode}. Deploy another release to end it.")
+        told = f": {safe_mode}. Deploy another release to end it."
+        out.print(Text.assemble(("safe mode, no model is loaded", "red"), told))
     if trouble := one.get("trouble"):
-        out.print(f"[red]{trouble}[/]")
+        out.print(Text(trouble, "red"))
     for model in one.get("models") or []:
         told = "" if model["release"] == model["wanted"] else f"; told to run {model['wanted'][:16]}"
         out.print(f"  {model['model']}: {model['state']} {model['release'][:16] or 'nothing'}{told} {model['detail']}")
@@ -211,7 +216,23 @@ def _state(one: dict[str, Any]) -> Text:
     style = STATE_STYLE.get(one["state"], "white")
     copied = (" copied", "red") if one.get("copied") else ""
     safe = (" safe mode", "red") if one.get("safe_mode") else ""
-    return Text.assemble((one["state"], style), copied, safe)
+    held = (" held off", "red") if _is_held(one.get("flooded")) else ""
+    return Text.assemble((one["state"], style), copied, safe, held)
+
+
+def _is_held(flooded: dict[str, Any] | None) -> bool:
+    return bool(flooded) and float((flooded or {}).get("held_until", 0.0)) > time.time()
+
+
+def _flood(name: str, flooded: dict[str, Any]) -> str:
+    """What is said of a device that sent more than any correct agent does."""
+    left_s = flooded["held_until"] - time.time()
+    held = f"held off for {left_s:.0f} s more" if left_s > 0 else "let in again"
+    times = "once" if flooded["times"] == 1 else f"{flooded['times']} times"
+    return (
+        f"it flooded the broker ({times}, last {_ago(flooded['at'])}): {held}. "
+        f"If that is no fault of its own: `edgectl device revoke {name}`"
+    )
 
 
 def _ago(seen: float | None) -> str:

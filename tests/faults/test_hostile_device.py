@@ -1,0 +1,542 @@
+"""A hostile device with a valid certificate, against a real controller, a real mosquitto and a real agent.
+
+Whatever it says, asks for, or leaves unread: nothing of the victim's is read, moved or disturbed; the victim keeps its
+connection and gets its deployments while the flood lasts; the operator is told who floods. The hostile device is made
+of paho and of bare sockets, for no client of ours would do what it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import socket
+import sqlite3
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paho.mqtt.client import Client as Paho
+from paho.mqtt.client import MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from edgesplit import messages
+from edgesplit.errors import TrustError
+from edgesplit.identity import Credentials, certificate_request, load_or_make_key
+from edgesplit.limits import LIMITS
+from edgesplit.messages import FetchChunks, FetchMetadata, encode, topic
+from edgesplit.release import decode_manifest
+from edgesplit.trust import TrustStore, target_path
+from harness import Agent, Cloud, eventually
+
+VICTIM, BAD = "pi-victim", "pi-bad"
+PATIENCE_S = 60.0
+SEED = int(os.environ["EDGESPLIT_SEED"])
+MEMORY_BYTES = 600 * 2**20
+"""Of the controller and of the broker while they are flooded: far above what they need, far below endless."""
+
+
+class Hostile:
+    """A device that enrolled as it should, and then does as it likes."""
+
+    def __init__(self, cloud: Cloud, name: str) -> None:
+        self.name = name
+        folder = cloud.folder / name
+        folder.mkdir()
+        claim = folder / "claim.json"
+        cloud.edgectl("device", "claim", name, "--profile", "raspberrypi4", "--out", str(claim))
+        self.claim = json.loads(claim.read_text())
+        csr = certificate_request(load_or_make_key(folder / "key"), name).decode()
+        enrolled = cloud.api.post("/v1/enrol", {"token": self.claim["token"], "csr_pem": csr})
+        (folder / "pem").write_text(enrolled["certificate_pem"])
+        (folder / "ca").write_text(enrolled["ca_pem"])
+        self.credentials = Credentials(folder / "key", folder / "pem", folder / "ca")
+        self.address = enrolled["broker_host"], int(enrolled["broker_port"])
+        self.folder = folder
+
+    @contextmanager
+    def client(self, client_id: str = "", *topics: str, will: str = "") -> Iterator[Loose]:
+        """A connected client of this device."""
+        loose = Loose(self, client_id or self.name, will)
+        loose.start(topics)
+        try:
+            yield loose
+        finally:
+            loose.end()
+
+    def socket(self) -> ssl.SSLSocket:
+        """A TLS connection to the broker, on which anything can be said."""
+        plain = socket.create_connection(self.address, PATIENCE_S)
+        return self.credentials.client_context().wrap_socket(plain, server_hostname=self.address[0])
+
+
+class Loose:
+    """A paho client that keeps no rule."""
+
+    def __init__(self, hostile: Hostile, client_id: str, will: str) -> None:
+        self._hostile = hostile
+        self.heard: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        self.answers: queue.Queue[tuple[int, int]] = queue.Queue()
+        """Message number and reason code of each acknowledged publish."""
+        self._ready = threading.Event()
+        self.lost = threading.Event()
+        self.client = Paho(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv5)
+        self.client.tls_set_context(hostile.credentials.client_context())
+        self.client.on_message = self._on_message
+        self.client.on_publish = lambda client, data, mid, reason, properties: self.answers.put((mid, reason.value))
+        self.client.on_subscribe = lambda *_: self._ready.set()
+        self.client.on_connect = lambda *_: self._ready.set()
+        self.client.on_disconnect = lambda *_: self.lost.set()
+        if will:
+            self.client.will_set(will, b"dead", qos=1, retain=True)
+
+    def _on_message(self, client: Paho, data: object, message: MQTTMessage) -> None:
+        self.heard.put((message.topic, bytes(message.payload)))
+
+    def start(self, topics: tuple[str, ...]) -> None:
+        self.client.connect(*self._hostile.address, keepalive=30)
+        self.client.loop_start()
+        assert self._ready.wait(PATIENCE_S)
+        for one in topics:
+            self.subscribe(one)
+
+    def subscribe(self, *topics: str) -> None:
+        """Ask for these and wait for the broker's word."""
+        self._ready.clear()
+        self.client.subscribe([(one, 1) for one in topics])
+        assert self._ready.wait(PATIENCE_S)
+
+    def refused(self, name: str, payload: bytes, retain: bool = False) -> bool:
+        """Publish and wait for the answer: was it refused?"""
+        number = self.client.publish(name, payload, qos=1, retain=retain).mid
+        while (answer := self.answers.get(timeout=PATIENCE_S))[0] != number:
+            pass
+        return answer[1] >= 0x80
+
+    def heard_before(self, marker: str) -> list[str]:
+        """The topics heard before that one: an order that needs no waiting time."""
+        found = []
+        while (one := self.heard.get(timeout=PATIENCE_S)[0]) != marker:
+            found.append(one)
+        return found
+
+    def end(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+class World:
+    """One cloud with a deployed victim and a hostile device."""
+
+    def __init__(self, folder: Path) -> None:
+        print(f"EDGESPLIT_SEED={SEED}")
+        self.cloud = Cloud(folder)
+        self.cloud.start()
+        self.cloud.push_digits()
+        self._deployed = False
+        self.victim: Agent = self.cloud.agent(VICTIM)
+        self.release = ""
+        self.deploy()
+        self.hostile = Hostile(self.cloud, BAD)
+
+    def deploy(self) -> None:
+        """Deploy another cut to the victim, and wait until it runs."""
+        self._deployed = not self._deployed
+        partition = "device" if self._deployed else "cloud"
+        made = self.cloud.json("deploy", "digits", "--partition", partition, "--to", VICTIM)
+        assert made["release"] != self.release
+        self.release = str(made["release"])
+        eventually(f"{VICTIM} runs {partition}", lambda: self.runs(self.release), 120.0)
+
+    def chunks(self) -> int:
+        """How many chunks the release has that the victim runs."""
+        raw = (self.cloud.data / "tuf" / "targets" / target_path(self.release)).read_bytes()
+        return len(decode_manifest(raw).chunk_list())
+
+    def shown(self, name: str = VICTIM) -> dict[str, Any]:
+        found: dict[str, Any] = self.cloud.api.get(f"/v1/devices/{name}")
+        return found
+
+    def runs(self, release: str) -> bool:
+        """The victim says that this release runs."""
+        return any(one["release"] == release and one["state"] == "running" for one in self.shown()["models"])
+
+    def births(self) -> int:
+        """How often the victim has connected: its events are kept."""
+        events = self.cloud.api.get("/v1/events?newest=10000")
+        return sum(event["what"] == "device.born" and event["subject"] == VICTIM for event in events)
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes of the controller and its broker, now."""
+        up = int(self.cloud.addresses["pid"])
+        broker = int((self.cloud.data / "broker" / "mosquitto.pid").read_text())
+        return {name: resident_bytes(pid) for name, pid in (("controller", up), ("broker", broker))}
+
+
+def resident_bytes(pid: int) -> int:
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) * 1024
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    made = World(tmp_path_factory.mktemp("hostile"))
+    yield made
+    made.cloud.stop()
+
+
+@pytest.fixture()
+def undisturbed(world: World) -> Iterator[World]:
+    """A world in which the victim, after the test, still has its session, its release and its words."""
+    before = world.births(), world.shown()["session"]
+    yield world
+    after = world.shown()
+    assert (world.births(), after["session"]) == before, "the victim lost its connection"
+    assert world.runs(world.release)
+    seen = after["last_seen"]
+    eventually("the victim is heard again", lambda: world.shown()["last_seen"] > seen)
+
+
+# Others' topics
+
+
+WRITTEN = [
+    *(topic(VICTIM, kind) for kind in ("birth", "desired", "reported", "telemetry", "fetch", "fetched")),
+    *(topic(BAD, kind) for kind in ("desired", "fetched")),
+    *(topic("controller", kind) for kind in ("birth", "desired", "fetch")),
+    messages.chunk_topic("0" * 64),
+    "edgesplit/v1/pi-bad/birth/deeper",
+    "edgesplit/v1/pi-bad",
+    "edgesplit/v1",
+    "$SYS/broker/uptime",
+    "$share/group/edgesplit/v1/pi-victim/desired",
+    "/".join("x" * 900),
+    "/",
+    "elsewhere",
+]
+
+
+def test_nothing_can_be_said_for_others(undisturbed: World) -> None:
+    """D1: others' topics, the controller's, chunks, deep and odd ones: each is refused, retained or not, and has no
+    effect on what is shown of the victim."""
+    shown = undisturbed.shown()
+    with undisturbed.hostile.client() as bad:
+        death = encode(messages.Death(2**50))
+        for name in WRITTEN:
+            for retain in (False, True):
+                if len(name) > 1_000 or name.startswith("$share"):
+                    bad.client.publish(name, death, qos=0, retain=retain)
+                else:
+                    assert bad.refused(name, death, retain), name
+    assert {key: undisturbed.shown()[key] for key in ("session", "models", "desired")} == {
+        key: shown[key] for key in ("session", "models", "desired")
+    }
+
+
+LISTENED = [
+    "#", "+/#", "+/+/+/+", "edgesplit/#", topic("+", "desired"), topic("+", "fetched"), topic(VICTIM, "#"),
+    topic(VICTIM, "telemetry"), topic(VICTIM, "birth"), "$SYS/#", "$share/all/#", "$share/all/edgesplit/v1/+/telemetry",
+    f"$share/x/edgesplit/v1/{VICTIM}/desired", "edgesplit/v1/+/+",
+]  # fmt: skip
+
+
+def test_nothing_of_others_is_heard(undisturbed: World) -> None:
+    """D2: all kinds of wildcards and shared subscriptions: while the victim talks and fetches, the hostile device
+    hears its own topics and chunks, and nothing else."""
+    with undisturbed.hostile.client("", topic(BAD, "fetched"), *LISTENED) as bad:
+        sequence = (undisturbed.shown()["telemetry"] or {}).get("sequence", 0)
+        eventually("the victim talks", lambda: undisturbed.shown()["telemetry"]["sequence"] > sequence + 2)
+        bad.client.publish(topic(BAD, "fetch"), encode(FetchMetadata("metadata/timestamp.json")), qos=1)
+        before = bad.heard_before(topic(BAD, "fetched"))
+        assert all(name == topic(BAD, "desired") or name.startswith(messages.chunk_topic("")) for name in before)
+
+
+# Others' names
+
+
+def test_anothers_client_id_and_will_are_its_own(undisturbed: World) -> None:
+    """D3: under the victim's client id it is still itself, and its will on the victim's topic is never said."""
+    with undisturbed.hostile.client(VICTIM, topic(VICTIM, "desired"), will=topic(VICTIM, "birth")) as bad:
+        assert bad.refused(topic(VICTIM, "birth"), b"x")
+        assert not bad.refused(topic(BAD, "telemetry"), b"\xc0")
+        lost = bad.client.socket()
+        assert lost is not None
+        lost.shutdown(socket.SHUT_RDWR)  # without a goodbye: the broker says the will, if it may
+        bad.client.loop_stop()
+    assert undisturbed.shown()["state"] == "online"
+
+
+def test_statements_reach_only_whom_they_are_for(undisturbed: World, tmp_path: Path) -> None:
+    """C2, C3: the victim's statement believed by nobody else, the hostile device's own replayed to nobody, and an older
+    one refused by who saw a newer."""
+    own = Statements(undisturbed.hostile, undisturbed.cloud, tmp_path)
+    raw = own.of_victim()
+    with pytest.raises(TrustError, match=f"for device '{VICTIM}'"):
+        own.store.statement(raw, BAD, install=True)
+    with undisturbed.hostile.client() as bad:
+        assert bad.refused(topic(VICTIM, "desired"), raw, True)
+        assert bad.refused(topic(BAD, "desired"), raw, True)
+    # a device that took the victim's statements in, as the victim does: the older one is refused afterwards
+    twin = TrustStore(tmp_path / "twin", own.root, now=own.clock)
+    twin.refresh(own.fetch)
+    twin.statement(raw, VICTIM, install=True)
+    undisturbed.deploy()
+    newer = own.of_victim()
+    assert newer != raw
+    twin.statement(newer, VICTIM, install=True)
+    with pytest.raises(TrustError, match="older than"):
+        twin.statement(raw, VICTIM, install=True)
+
+
+class Statements:
+    """What an eavesdropper on the controller's disk could have: any statement, and the public metadata."""
+
+    def __init__(self, hostile: Hostile, cloud: Cloud, folder: Path) -> None:
+        self.root = hostile.claim["tuf_root"].encode()
+        self._folder = cloud.data / "tuf"
+        self._database = cloud.data / "controller.db"
+        self.store = TrustStore(folder / "own", self.root)
+        self.clock = self.store._now
+        self.store.refresh(self.fetch)
+
+    def fetch(self, path: str, most: int) -> bytes:
+        return (self._folder / path).read_bytes()
+
+    def of_victim(self) -> bytes:
+        with closing(sqlite3.connect(f"file:{self._database}?mode=ro", uri=True)) as connection:
+            (raw,) = connection.execute("select statement from devices where name = ?", (VICTIM,)).fetchone()
+        return bytes(raw)
+
+
+# Words that are meant to confuse
+
+
+def confusing() -> dict[str, tuple[messages.Kind, bytes]]:
+    """What a device may say of itself, and no agent would."""
+    rng = random.Random(SEED)
+    telemetry = messages.Telemetry(
+        session=2**53, sequence=0, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=()
+    )
+    raw = messages.encode(telemetry)
+    return {
+        "a session beyond all numbers": ("birth", encode(messages.Birth(2**64 - 1, 0.0, "1", "x", True, ""))),
+        "a time that is none": ("birth", encode(messages.Birth(1, float("nan"), "1", "x", True, "\x1b[2J"))),
+        "bandwidth without end": ("telemetry", raw.replace(encode_number(1.0), encode_number(float("inf")))),
+        "bandwidth that is none": ("telemetry", raw.replace(encode_number(1.0), encode_number(float("nan")))),
+        "bandwidth below nothing": ("telemetry", raw.replace(encode_number(1.0), encode_number(-1e30))),
+        "a counter of its own": ("reported", encode(messages.Reported(2**63, 2**64 - 1, ()))),
+        "names of a megabyte": ("reported", encode(messages.Reported(1, 1, (model("m" * 200_000),)))),
+        "names with zeros": ("reported", encode(messages.Reported(1, 1, (model("m\0\x1b[31m"),)))),
+        "the victim's death": ("birth", encode(messages.Death(2**53))),
+        "no MessagePack": ("telemetry", b"\xc1" * 1_000),
+        "a bomb of lists": ("telemetry", b"\x91" * 100_000),
+        "a map without end": ("birth", b"\xdf\xff\xff\xff\xff"),
+        "random bytes": ("fetch", rng.randbytes(5_000)),
+        "invalid UTF-8": ("fetch", encode(FetchMetadata("aaaa")).replace(b"aaaa", b"\xff\xfe\xff\xfe")),
+        "chunks of no release": ("fetch", encode(FetchChunks.of("f" * 64, range(16)))),
+        "too many chunks": ("fetch", encode(FetchChunks("f" * 64, 0, b"\xff" * 3_000))),
+        "paths that lead out": ("fetch", encode(FetchMetadata("metadata/../../keys/ca.key"))),
+        "a path with a zero": ("fetch", encode(FetchMetadata("metadata/\0"))),
+        "nothing at all": ("telemetry", b""),
+        "as much as allowed": ("birth", b"\x00" * LIMITS.message_bytes),
+    }
+
+
+def encode_number(value: float) -> bytes:
+    return b"\xcb" + struct.pack(">d", value)
+
+
+def model(name: str) -> messages.ModelState:
+    return messages.ModelState(name, "r", "r", "running", "")
+
+
+def test_confusing_words_confuse_nobody(undisturbed: World) -> None:
+    """B5: absurd, malformed, retained words on its own topics: the controller answers as before, about everybody, as
+    JSON that any reader takes; and nothing of them is a secret's way out."""
+    with undisturbed.hostile.client("", topic(BAD, "fetched")) as bad:
+        for kind, raw in confusing().values():
+            for retain in (False, True):
+                bad.client.publish(topic(BAD, kind), raw, qos=1, retain=retain)
+        bad.client.publish(topic(BAD, "fetch"), encode(FetchMetadata("metadata/timestamp.json")), qos=1)
+        fetched = []
+        while True:
+            name, raw = bad.heard.get(timeout=PATIENCE_S)
+            piece = messages.decode(raw, messages.Fetched)
+            if piece.path == "metadata/timestamp.json":
+                break
+            fetched.append((name, piece.total))
+        assert all(total == -1 for _, total in fetched)
+        listed = undisturbed.cloud.api.get("/v1/devices")
+        assert {VICTIM, BAD} <= {one["name"] for one in listed}
+        json.dumps(listed, allow_nan=False)
+        undisturbed.cloud.edgectl("device", "list")
+        assert "\x1b" not in undisturbed.cloud.edgectl("device", "show", BAD)
+        for kind in ("birth", "reported", "telemetry", "fetch"):
+            bad.client.publish(topic(BAD, kind), b"", qos=1, retain=True).wait_for_publish(PATIENCE_S)
+
+
+def connect_packet(properties: bytes = b"\x00", name: bytes = b"pi-bad") -> bytes:
+    body = b"\x00\x04MQTT\x05\x02\x00\x1e" + properties + len(name).to_bytes(2, "big") + name
+    return b"\x10" + length(len(body)) + body
+
+
+def length(count: int) -> bytes:
+    """MQTT's variable byte integer."""
+    out = bytearray()
+    while True:
+        count, low = divmod(count, 128)
+        out.append(low | (0x80 if count else 0))
+        if not count:
+            return bytes(out)
+
+
+def publish_packet(name: bytes, payload: bytes) -> bytes:
+    body = len(name).to_bytes(2, "big") + name + b"\x00" + payload
+    return b"\x30" + length(len(body)) + body
+
+
+def broken_packets() -> list[bytes]:
+    rng = random.Random(SEED)
+    own = topic(BAD, "telemetry").encode()
+    return [
+        publish_packet(b"\xff\xfe\xc0", b"x"),
+        publish_packet(b"edgesplit/v1/pi-bad/\x00", b"x"),
+        publish_packet(b"edgesplit/v1/+/telemetry", b"x"),
+        publish_packet(b"", b"x"),
+        publish_packet(b"/" * 65_000, b"x"),
+        publish_packet(own, b"x" * (LIMITS.message_bytes + 10_000)),
+        b"\x30\xff\xff\xff\x7f",
+        b"\x30\xff\xff\xff\xff\xff",
+        b"\x82\x02\x00\x01",
+        b"\xf0\x00",
+        *(rng.randbytes(rng.randrange(1, 500)) for _ in range(20)),
+    ]
+
+
+def test_broken_packets_cost_only_the_connection_they_came_on(undisturbed: World) -> None:
+    """B5: invalid UTF-8, endless lengths, topics of 65,000 levels, payloads beyond the limit, random bytes."""
+    for packet in broken_packets():
+        with undisturbed.hostile.socket() as link, suppress(OSError):
+            link.sendall(connect_packet() + packet)
+            link.shutdown(socket.SHUT_WR)
+            while link.recv(4_096):
+                pass
+    assert undisturbed.shown()["state"] == "online"
+
+
+def test_a_slow_reader_holds_up_nobody(undisturbed: World) -> None:
+    """B6: it asks for all chunks and reads a byte now and then: the victim's deployment comes, and the broker keeps
+    no more for the slow one than its bounded queue."""
+    with undisturbed.hostile.socket() as link:
+        link.sendall(connect_packet())
+        link.recv(1)
+        body = b"\x00\x01\x00" + len(b"edgesplit/v1/chunk/+").to_bytes(2, "big") + b"edgesplit/v1/chunk/+\x01"
+        link.sendall(b"\x82" + length(len(body)) + body)
+        undisturbed.deploy()
+        link.recv(1)
+        used = undisturbed.memory()
+    print(f"memory with a slow reader: {used}")
+    assert max(used.values()) < MEMORY_BYTES
+
+
+# Floods
+
+
+def as_fast_as_it_can(send: Callable[[], object], until: threading.Event) -> None:
+    while not until.is_set():
+        send()
+
+
+def is_let_in(hostile: Hostile) -> bool:
+    """Does the broker answer this device's CONNECT?"""
+    try:
+        with hostile.socket() as link:
+            link.settimeout(PATIENCE_S)
+            link.sendall(connect_packet())
+            return link.recv(1) == b"\x20"
+    except OSError:
+        return False
+
+
+def flooding(hostile: Hostile, until: threading.Event) -> list[threading.Thread]:
+    """One connection that publishes all it can, of all kinds, and one that opens connections in a loop."""
+
+    def pump() -> None:
+        telemetry = b"\xc0" * 100
+        kinds = [
+            publish_packet(topic(BAD, "telemetry").encode(), telemetry),
+            publish_packet(topic(BAD, "fetch").encode(), encode(FetchMetadata("metadata/timestamp.json"))),
+            publish_packet(topic(BAD, "birth").encode(), b"\xc1" * 200_000),
+            publish_packet(topic(VICTIM, "fetch").encode(), b"x"),
+        ]
+        burst = b"".join(kinds[:2] * 200 + kinds[2:])
+        while not until.is_set():
+            with suppress(OSError), hostile.socket() as link:
+                link.settimeout(1.0)
+                link.sendall(connect_packet())
+                while not until.is_set():
+                    link.sendall(burst)
+
+    def knock() -> None:
+        while not until.is_set():
+            with suppress(OSError), hostile.socket() as link:
+                link.sendall(connect_packet())
+                link.settimeout(1.0)
+                link.recv(1)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (pump, knock)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_a_flooding_device_is_held_off_and_told_and_the_victim_gets_its_deployment(undisturbed: World) -> None:
+    """D2, B6: at full speed on a second identity: the operator is told, its certificate opens no session for a while,
+    the victim's next release arrives meanwhile, and memory stays bounded."""
+    until = threading.Event()
+    threads = flooding(undisturbed.hostile, until)
+    try:
+        told = eventually("the flood is told", lambda: undisturbed.shown(BAD)["flooded"], 120.0)
+        eventually("its certificate opens no session", lambda: not is_let_in(undisturbed.hostile), 120.0)
+        undisturbed.deploy()
+        used = undisturbed.memory()
+    finally:
+        until.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    print(f"memory under flood: {used}; told: {told}")
+    assert max(used.values()) < MEMORY_BYTES
+    assert told["held_until"] > told["at"] and told["times"] >= 1
+    events = undisturbed.cloud.api.get("/v1/events?newest=10000")
+    assert any(event["what"] == "device.flooding" and event["subject"] == BAD for event in events)
+    assert "it flooded the broker" in undisturbed.cloud.edgectl("device", "show", BAD)
+    assert undisturbed.shown()["flooded"] is None
+
+
+def test_thousands_of_subscriptions_and_endless_asking_disturb_nobody(undisturbed: World) -> None:
+    """A third device listens to ten thousand topics and asks for every chunk again and again: the victim's next
+    deployment comes all the same."""
+    third = Hostile(undisturbed.cloud, "pi-third")
+    until = threading.Event()
+    wish = encode(FetchChunks.of(undisturbed.release, range(min(LIMITS.window_chunks, undisturbed.chunks()))))
+    with third.client("", topic("pi-third", "fetched")) as bad:
+        for start in range(0, 10_000, 500):
+            bad.subscribe(*(f"edgesplit/v1/chunk/{number:064x}" for number in range(start, start + 500)))
+
+        def ask() -> None:
+            bad.client.publish(topic("pi-third", "fetch"), wish, qos=0)
+            bad.client.publish(topic("pi-third", "fetch"), encode(FetchMetadata("metadata/timestamp.json")), qos=0)
+
+        thread = threading.Thread(target=as_fast_as_it_can, args=(ask, until), daemon=True)
+        thread.start()
+        try:
+            undisturbed.deploy()
+        finally:
+            until.set()
+            thread.join(PATIENCE_S)

@@ -1,0 +1,229 @@
+"""Who floods: a purse for each device, and what happens to one that empties it. No time passes but the test's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit import messages
+from edgesplit.limits import LIMITS
+from edgesplit_cli.commands.devices import device as device_commands
+from edgesplit_controller.broker import _CLIENT
+from edgesplit_controller.delivery import WAITING_CHUNKS_PER_DEVICE, ChunkQueue, Delivery, Sources
+from edgesplit_controller.devices import HOLD_S, LONGEST_HOLD_S, hold_s
+from edgesplit_controller.floods import AGAIN, LATELY_S, MESSAGE, PER_S, PURSE, REMEMBERED, RETELL_S, Purses
+
+PATIENCE_S = 20.0
+FIVE_MINUTES = 300
+
+
+def test_the_fastest_honest_fetch_is_no_flood() -> None:
+    """A device on a local network that asks 800 times a second for minutes, and loses one chunk in twenty."""
+    purses = Purses()
+    for step in range(FIVE_MINUTES * 800):
+        now = step / 800
+        purses.spend("cam", MESSAGE["fetch"] + 250 / 4_096, now)
+        if step % 20 == 0:
+            purses.spend("cam", AGAIN, now)
+    assert not purses.flooding("cam")
+
+
+def test_telemetry_births_and_reconnections_of_an_agent_are_no_flood() -> None:
+    """Everything an agent does at its busiest, on a link that breaks four times a second."""
+    purses = Purses()
+    for step in range(FIVE_MINUTES * 4):
+        purses.spend("cam", 100.0 + 1.0 + 1.0 + 1.0, step / 4)
+    assert not purses.flooding("cam")
+
+
+def test_a_sustained_flood_is_told_once_and_again_while_it_lasts_and_ends_when_it_ends() -> None:
+    """Ten times the rate: told when the purse is empty, then every few seconds; calm after half a purse."""
+    purses = Purses()
+    told = [step / 10_000 for step in range(200_000) if purses.spend("cam", 1.0, step / 10_000)]
+    assert purses.flooding("cam") and told[0] == pytest.approx(PURSE / 9_000, rel=0.01)
+    assert all(later - sooner >= RETELL_S for sooner, later in pairwise(told))
+    purses.spend("cam", 0.0, 20.0 + PURSE / 2 / PER_S + 0.1)
+    assert not purses.flooding("cam")
+
+
+def test_one_devices_flood_is_not_anothers() -> None:
+    """Purses are apart, and only those that are not full are remembered."""
+    purses = Purses()
+    for _ in range(20_000):
+        purses.spend("bad", 1.0, 1.0)
+    purses.spend("good", 1.0, 1.0)
+    assert purses.flooding("bad") and not purses.flooding("good")
+    purses.spend("another", 1.0, 1_000.0)
+    assert set(purses._of) == {"another"}
+
+
+def test_a_chunk_asked_for_again_is_counted_and_forgotten_in_time() -> None:
+    """What a device asked for a moment ago costs it; long ago or by another it does not; memory is bounded."""
+    purses = Purses()
+    assert purses.again("cam", ("a", "b"), 0.0) == 0
+    assert purses.again("cam", ("b", "c"), 1.0) == 1
+    assert purses.again("other", ("b",), 1.0) == 0
+    assert purses.again("cam", ("b",), 1.5 + LATELY_S) == 0
+    purses.again("cam", tuple(map(str, range(REMEMBERED + 10))), 2.0)
+    assert len(purses._asked) == REMEMBERED
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1e9), st.floats(0, 1e6)), max_size=60))
+def test_a_purse_is_never_overdrawn_nor_overfull(spent: list[tuple[str, float, float]]) -> None:
+    """Whatever is spent whenever: between nothing and a full purse."""
+    purses, now = Purses(), 0.0
+    for device, units, later in spent:
+        now += later
+        purses.spend(device, units, now)
+        assert all(0.0 <= purse.units <= PURSE for purse in purses._of.values())
+
+
+def test_no_device_fills_the_queue_of_chunks() -> None:
+    """One that asks for everything at once has its share of what waits; another's few chunks find room and go out."""
+    chunks = ChunkQueue()
+    refused = sum(chunks.ask("bad", "r", (f"{n}",), now=1.0) for n in range(10_000))
+    assert refused == 10_000 - WAITING_CHUNKS_PER_DEVICE
+    assert chunks.ask("good", "s", ("x", "y"), now=1.0) == 0
+    assert {"x", "y"} <= set(chunks.take(2.0))
+    assert chunks.ask("bad", "r", ("again",), now=3.0) == 0
+
+
+class Flooded:
+    """A delivery whose network thread is the test."""
+
+    def __init__(self, hear: Callable[[list[tuple[str, messages.Message]]], None]) -> None:
+        self.told: list[str] = []
+        self.was_told = threading.Event()
+        self.delivery = Delivery(
+            Sources(
+                metadata=lambda path: b"x" * 400_000,
+                chunk=lambda digest: b"",
+                release_chunks=lambda release: ["c" * 64],
+                hear=hear,
+                statements=lambda devices: {},
+                flooding=self._flooding,
+            )
+        )
+        self.delivery.start(self)
+
+    def _flooding(self, device: str, dropped: int) -> None:
+        self.told.append(device)
+        self.was_told.set()
+
+    def publish(self, *_: object, **__: object) -> bool:
+        return True
+
+    def send(self, device: str, kind: messages.Kind, raw: bytes, times: int = 1) -> None:
+        for _ in range(times):
+            self.delivery.on_message(messages.topic(device, kind), raw, b"c")
+
+
+@pytest.fixture()
+def heard() -> list[tuple[str, messages.Message]]:
+    return []
+
+
+@pytest.fixture()
+def flooded(heard: list[tuple[str, messages.Message]]) -> Flooded:
+    return Flooded(heard.extend)
+
+
+TELEMETRY = messages.encode(
+    messages.Telemetry(session=1, sequence=1, emulated=True, up_bytes_per_s=1, rtt_s=1, remote_ok=True, models=())
+)
+FLOODS = {
+    "telemetry": ("telemetry", TELEMETRY, 40_000),
+    "huge payloads": ("telemetry", b"\xc1" * LIMITS.message_bytes, 1_000),
+    "garbage": ("birth", b"\xc1garbage", 5_000),
+    "nothing": ("birth", b"", 40_000),
+    "metadata": ("fetch", messages.encode(messages.FetchMetadata("metadata/1.targets.json")), 60_000),
+    "the same chunk": ("fetch", messages.encode(messages.FetchChunks.of("b" * 64, [0])), 60_000),
+}
+
+
+@pytest.mark.parametrize(("kind", "raw", "times"), FLOODS.values(), ids=FLOODS.keys())
+def test_each_kind_of_flood_is_noticed_and_dropped(
+    flooded: Flooded, kind: messages.Kind, raw: bytes, times: int
+) -> None:
+    """Small messages, large ones, malformed ones, empty ones, and those that ask for much: told, and then unread."""
+    flooded.send("bad", kind, raw, times)
+    assert flooded.was_told.wait(PATIENCE_S)
+    assert flooded.told[0] == "bad" and flooded.delivery.dropped["bad"] > 0
+    flooded.send("good", "telemetry", TELEMETRY)
+    assert flooded.delivery.dropped["good"] == 0
+    flooded.delivery.stop()
+
+
+def test_connecting_in_a_loop_is_a_flood(flooded: Flooded) -> None:
+    """Each handshake costs the broker: a hundred and more in a moment are no agent that comes back."""
+    for _ in range(150):
+        flooded.delivery.connected("bad")
+    assert flooded.was_told.wait(PATIENCE_S) and flooded.told == ["bad"]
+    flooded.delivery.stop()
+
+
+def test_the_brokers_words_for_a_client_are_understood() -> None:
+    """The line of mosquitto 2 that names a client that was let in, and none that only looks like it."""
+    said = b"New client connected from 127.0.0.1:40952 as cam-1 (p5, c1, k30, u'cam-1').\n"
+    assert (found := _CLIENT.match(said)) is not None and found[1] == b"cam-1"
+    assert _CLIENT.match(b"Client x New client connected from 1 as cam-1 (") is None
+
+
+def test_one_poisoned_message_costs_no_other_devices_words() -> None:
+    """A batch that cannot be kept is taken in one by one: only what cannot be kept is lost."""
+    kept: list[str] = []
+    both = threading.Event()
+
+    def hear(said: list[tuple[str, messages.Message]]) -> None:
+        if any(device == "bad" for device, _ in said):
+            raise OverflowError("too large for the database")
+        kept.extend(device for device, _ in said)
+        if len(kept) == 2:
+            both.set()
+
+    flooded = Flooded(hear)
+    for device in ("good", "bad", "other"):
+        flooded.send(device, "telemetry", TELEMETRY)
+    assert both.wait(PATIENCE_S) and sorted(kept) == ["good", "other"]
+    flooded.delivery.stop()
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(1, HOLD_S), (2, 2 * HOLD_S), (4, 8 * HOLD_S), (99, LONGEST_HOLD_S)])
+def test_who_floods_again_is_held_off_longer(times: int, seconds: float) -> None:
+    """Twice as long each time, and never longer than an hour."""
+    assert hold_s(times) == seconds
+
+
+def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Escape sequences and markup in a hostile device's words are printed as letters."""
+    evil = "\x1b]0;owned\x07[red]\x9b31m[/nonsense]"
+    told = {
+        "name": "bad", "state": "online", "device_class": "pi4", "link": "", "group": "", "labels": {},
+        "copied": 1.0, "local_url": evil, "session": 1, "last_seen": 1.0, "emulated": False,
+        "flooded": {"at": 1.0, "times": 3, "dropped": 9, "held_until": 2.0},
+        "models": [{"model": evil, "state": "running", "release": "r", "wanted": "r", "detail": evil}],
+        "telemetry": {"models": [], "up_bytes_per_s": 1.0, "rtt_s": 0.1},
+    }  # fmt: skip
+
+    class Fake:
+        @staticmethod
+        def of(_: Path) -> Fake:
+            return Fake()
+
+        def get(self, path: str) -> object:
+            return told if path.endswith("/bad") else [told]
+
+    monkeypatch.setattr("edgesplit_cli.commands.devices.Api", Fake)
+    for words in (["show", "bad"], ["list"]):
+        shown = CliRunner().invoke(device_commands, words, obj=tmp_path, catch_exceptions=False).output
+        assert "\x1b]" not in shown and "\x07" not in shown and "\x9b" not in shown
+        assert "[/nonsense]" in shown.replace("\n", "") or words == ["list"]
+    shown = CliRunner().invoke(device_commands, ["show", "bad"], obj=tmp_path).output
+    assert "it flooded the broker (3 times" in shown and "edgectl device revoke bad" in shown
