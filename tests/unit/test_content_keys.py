@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
@@ -161,7 +162,7 @@ class Bench:
     def enrol(self, name: str, key: bytes, hardware: str = "first", *, replace: bool = False) -> None:
         token, _ = self.devices.claim(ClaimWish(device=name, device_class="pi4", replace=replace))
         csr = certificate_request(load_or_make_key(self.folder / f"{name}-{hardware}.key"), name)
-        self.devices.enrol(token, csr, self.authority.sign_request, key)
+        self.certificate = self.devices.enrol(token, csr, self.authority.sign_request, key).certificate
 
     def deploy(self, *names: str) -> None:
         self.director.deploy(DIGEST, "m@1", names, targets=list(names), options={})
@@ -213,6 +214,19 @@ def test_a_revoked_device_gets_no_further_keys(bench: Bench) -> None:
         bench.deploy("cam-1")
     assert len(bench.signed) == said
     assert bench.devices.get("cam-1").encryption_key == b""
+
+
+def test_a_renewed_certificate_leaves_the_encryption_key_as_it_is(bench: Bench) -> None:
+    """Keys go on being wrapped to it, under the new certificate as under the old."""
+    bench.enrol("cam-1", b"1" * 32)
+    bench.deploy("cam-1")
+    csr = certificate_request(load_or_make_key(bench.folder / "next.key"), "cam-1")
+    old = x509.load_pem_x509_certificate(bench.certificate)
+    assert bench.devices.renew(old, csr, bench.authority.sign_request).certificate != bench.certificate
+    assert bench.devices.get("cam-1").encryption_key == b"1" * 32
+    bench.now += 600
+    bench.director.renew()
+    assert bench.keys.startswith(b"1" * 32)
 
 
 def test_what_needs_no_keys_is_not_stated_anew(bench: Bench) -> None:
