@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import shutil
+from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,21 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from controller_world import Device, Up
 from edgesplit.errors import TrustError
+from edgesplit.identity import certificate_request
 from edgesplit.inputs import InputSpec, prepare
 from edgesplit.messages import decode
 from edgesplit.release import Manifest, Signed, Statement, decode_manifest
 from edgesplit.sealed import needed_keys, open_slice
-from edgesplit.wrapping import load_encryption_key, unwrap
+from edgesplit.wrapping import introduce, load_encryption_key, unwrap
 from edgesplit_agent.folder import DataFolder
+from edgesplit_cli.demo.story import INPUT_SPEC
 from edgesplit_cli.demo.whole import WholeModel
-from harness import Agent, Cloud, eventually, frame_input, frames
+from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 MARK_BYTES = 48
 
@@ -47,11 +54,15 @@ class Deployed:
 
     def leaks(self, folder: Path) -> list[str]:
         """Files under a folder that hold any of the model's weights in clear."""
-        return [
-            str(path)
-            for path in folder.rglob("*")
-            if path.is_file() and not path.is_symlink() and any(mark in path.read_bytes() for mark in self.marks)
-        ]
+        return [str(path) for path, data in contents(folder) if any(mark in data for mark in self.marks)]
+
+
+def contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Every file under a folder where processes are at work: one that goes meanwhile is gone."""
+    for home, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield Path(home, name), Path(home, name).read_bytes()
 
 
 def camera(cloud: Cloud, name: str, *claim_options: str, group: str = "cams") -> Agent:
@@ -131,20 +142,6 @@ def test_no_disk_of_a_device_or_of_the_offload_server_holds_a_weight(world: Depl
     assert keys.stat().st_mode & 0o777 == 0o600
     for agent in world.cameras.values():
         assert (agent.data / "identity/encryption.pem").stat().st_mode & 0o777 == 0o600
-
-
-def test_the_plain_release_of_the_same_model_is_another(world: Deployed) -> None:
-    """Encrypted again it is the same release, chunk for chunk; in clear it shares no slice with that."""
-    camera(world.cloud, "cam-8", group="spare")
-    deploy = ("deploy", "digits", "--to", "cam-8", "--partition")
-    made = [world.cloud.json(*deploy, "device", *more)["release"] for more in (("--encrypt",), ())]
-    cut = world.cloud.json("deployments")[0]["partition"]
-    assert world.cloud.json(*deploy, cut, "--encrypt")["release"] == world.release
-    home = world.cloud.data / "offload/releases"
-    sealed, clear = (decode_manifest((home / one / "manifest.json").read_bytes()) for one in made)
-    assert sealed.is_encrypted and not clear.is_encrypted
-    assert not set(sealed.chunks()) & set(clear.chunks())
-    assert all(one.sealed is not None for one in sealed.golden) and sealed.golden
 
 
 def test_who_only_heard_the_stream_can_do_nothing_with_it(world: Deployed, tmp_path: Path) -> None:
@@ -228,6 +225,41 @@ def test_a_lost_encryption_key_is_told_and_a_new_claim_brings_new_wrapped_keys(w
         unwrap(after, old, "cam-2", world.release)
 
 
+def test_a_tflite_model_is_decrypted_in_memory_too(world: Deployed) -> None:
+    """LiteRT maps the memory file; the file's bytes lie on neither disk."""
+    cloud, model = world.cloud, (DIGITS / "digits.tflite").read_bytes()
+    spec = INPUT_SPEC.replace("nchw", "nhwc")
+    cloud.edgectl("model", "push", str(DIGITS / "digits.tflite"), "--name", "lite", "--input", spec)
+    agent = camera(cloud, "cam-7", group="lite")
+    cloud.edgectl("deploy", "lite", "--partition", "device", "--to", "group=lite", "--encrypt", "--wait", "120")
+    answer = agent.infer("lite", frame_input(world.frame))
+    assert int(answer.outputs["probabilities"].argmax()) == int(world.expected.argmax())
+    marks = [model[at : at + MARK_BYTES] for at in range(len(model) // 4, len(model), len(model) // 8)]
+    marks = [mark for mark in marks if len(set(mark)) > MARK_BYTES // 4]
+    assert len(marks) > 2
+    lite = replace(world, marks=tuple(marks))
+    assert lite.leaks(cloud.data / "blobs")
+    assert lite.leaks(agent.data) == [] and lite.leaks(cloud.data / "offload") == []
+
+
+def test_an_encryption_key_that_another_signed_enrols_nobody(world: Deployed, tmp_path: Path) -> None:
+    """The claim is not used up by it: its owner enrols afterwards."""
+    up = Up(world.cloud.data)
+    claim = world.cloud.api.post("/v1/devices/claims", {"device": "cam-6", "device_class": "raspberrypi4"})
+    own, thief = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    csr = certificate_request(own, "cam-6").decode()
+    for signer, key in ((thief, X25519PrivateKey.generate()), (own, None)):
+        public, signature = introduce(key or X25519PrivateKey.generate(), signer, csr)
+        body = {
+            "token": claim["token"], "csr_pem": csr, "encryption_signature": b64encode(signature).decode(),
+            "encryption_key": b64encode(public if key else public[:31]).decode(),
+        }  # fmt: skip
+        status, answer = up.call("POST", "/v1/enrol", body, token=None)
+        assert status in (400, 401) and "encryption key" in answer["error"]
+    assert up.call("POST", "/v1/enrol", {**body, "encryption_key": "!"}, token=None)[0] == 400
+    Device(up, claim, tmp_path / "cam-6")
+
+
 def test_a_revoked_device_gets_no_further_keys(world: Deployed) -> None:
     """Its statement is gone, and a deployment that meant it is refused."""
     cloud = world.cloud
@@ -247,3 +279,18 @@ def test_a_device_that_enrolled_without_a_key_is_named(world: Deployed, tmp_path
     said = world.cloud.edgectl("deploy", "digits", "--to", "old-one", "--encrypt", code=2)
     assert "old-one" in said and "--replace" in said
     world.cloud.edgectl("deploy", "digits", "--to", "old-one")
+
+
+def test_the_plain_release_of_the_same_model_is_another(world: Deployed) -> None:
+    """Encrypted again it is the same release, chunk for chunk; in clear it shares no slice with that. This test is
+    the last: it puts the model in clear on the disks that the others search."""
+    camera(world.cloud, "cam-8", group="spare")
+    deploy = ("deploy", "digits", "--to", "cam-8", "--partition")
+    made = [world.cloud.json(*deploy, "device", *more)["release"] for more in (("--encrypt",), ())]
+    cut = world.cloud.json("deployments")[0]["partition"]
+    assert world.cloud.json(*deploy, cut, "--encrypt")["release"] == world.release
+    home = world.cloud.data / "offload/releases"
+    sealed, clear = (decode_manifest((home / one / "manifest.json").read_bytes()) for one in made)
+    assert sealed.is_encrypted and not clear.is_encrypted
+    assert not set(sealed.chunks()) & set(clear.chunks())
+    assert all(one.sealed is not None for one in sealed.golden) and sealed.golden

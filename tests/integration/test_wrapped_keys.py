@@ -174,9 +174,9 @@ def test_what_runs_opens_again_although_a_newer_statement_wants_another(
     answer = agent.infer()
     assert np.array_equal(answer.outputs["y"], EXPECTED) and answer.report.release == made.digest
     clear = graphs(Made(3))
+    assert agent.end() == 0
     files = [path for path in agent.data.rglob("*") if path.is_file()]
     assert files and not any(graph in path.read_bytes() for path in files for graph in clear)
-    assert agent.end() == 0
 
 
 def graphs(made: Made) -> list[bytes]:

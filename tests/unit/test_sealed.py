@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.errors import EdgeError, MalformedMessage, TrustError, UsageError
 from edgesplit.identity import certificate_request
 from edgesplit.limits import LIMITS
 from edgesplit.release import (
@@ -174,6 +175,22 @@ def test_opened_files_cannot_be_changed_and_have_no_place_on_a_disk() -> None:
     view = memory.mapped("weights.bin")
     memory.close()
     assert view is not None and bytes(view) == FILES["weights.bin"] and memory.mapped("nothing") is None
+
+
+def test_memory_that_runs_out_is_told_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room for the plaintext is an error that may pass, not one of trust; nothing half decrypted stays."""
+    before = len(os.listdir("/proc/self/fd"))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("memfd_create", "write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            with pytest.raises(EdgeError, match=r"no memory to decrypt head/graph\.onnx") as told:
+                opened(SLICE, CIPHERTEXT)
+        assert not isinstance(told.value, TrustError)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_golden_inputs_open_with_their_key_and_in_their_place() -> None:
