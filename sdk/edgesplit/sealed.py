@@ -296,9 +296,10 @@ def _golden_places(golden: Sequence[Golden]) -> Iterable[tuple[str, tuple[Sealed
             yield one.response.sha256, (one.sealed, (0, 2 * number + 1, 2 * len(golden)))
 
 
-def needed_keys(manifest: Manifest, slices: Iterable[str]) -> dict[str, Sealed]:
-    """What opens these slices and the golden inputs, by key id; empty for what is in clear."""
-    wanted = [manifest.slice(name).sealed for name in slices] + [one.sealed for one in manifest.golden]
+def needed_keys(manifest: Manifest, slices: Iterable[str], *, golden: bool = True) -> dict[str, Sealed]:
+    """What opens these slices, and the golden inputs, by key id; empty for what is in clear."""
+    wanted = [manifest.slice(name).sealed for name in slices]
+    wanted += [one.sealed for one in manifest.golden] if golden else []
     return {one.key_id: one for one in wanted if one is not None}
 
 

@@ -15,7 +15,6 @@ from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan
 from edgesplit.release import Compiled, Manifest, Statement, decode_manifest, encode_manifest
-from edgesplit.sealed import needed_keys
 from edgesplit.wrapping import introduce, public_bytes, unwrap
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.content_keys import ContentKeys, check_introduced, load_or_make_content_keys
@@ -87,7 +86,7 @@ def test_each_class_gets_the_keys_of_what_it_runs_and_no_others() -> None:
     assert KEYS.wrapped(device("unplanned"), DIGEST, SEALED) == b""
     assert KEYS.wrapped(device("pi4"), DIGEST, PLAIN) == b""
     tail = SEALED.slice("tail").sealed
-    assert tail is not None and set(KEYS.remote_keys(SEALED)) == {tail.key_id, *needed_keys(SEALED, [])}
+    assert tail is not None and set(KEYS.remote_keys(SEALED)) == {tail.key_id}
 
 
 def test_a_device_without_a_key_of_its_own_is_named() -> None:
