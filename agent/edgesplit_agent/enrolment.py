@@ -63,7 +63,8 @@ def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None) -
     request = EnrolmentRequest(
         token=claim.token, csr_pem=csr_pem, encryption_key=public, encryption_signature=signature
     )
-    enrolled = decode_document(post(url, "/v1/enrol", claim.ca_pem, encode_document(request), "the claim"), Enrolled)
+    tls = enrolment_context(claim.ca_pem)
+    enrolled = decode_document(post(url, "/v1/enrol", tls, encode_document(request), "the claim"), Enrolled)
     if enrolled.device != claim.device:
         raise TrustError(f"the controller enrolled us as {enrolled.device[:63]!r}, the claim says {claim.device!r}")
     write_durably(folder.certificate_file, enrolled.certificate_pem.encode())
@@ -104,14 +105,12 @@ def credentials(folder: DataFolder) -> Credentials:
     return Credentials(folder.key_file, folder.certificate_file, folder.ca_file)
 
 
-def post(url: str, path: str, ca_pem: str, body: bytes, what: str) -> bytes:
+def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str) -> bytes:
     """The controller's answer; its TLS certificate must be of our authority. `what` is asked for, for people."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise UsageError(f"not the address of a controller: {url[:200]!r} (as in https://controller:8443)")
-    connection = http.client.HTTPSConnection(
-        parts.hostname, parts.port or 443, timeout=TIMEOUT_S, context=enrolment_context(ca_pem)
-    )
+    connection = http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=TIMEOUT_S, context=tls)
     try:
         connection.request(
             "POST", parts.path.rstrip("/") + path, body=body, headers={"content-type": "application/json"}

@@ -112,6 +112,13 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None: in clear. They are sample pictures."""
 
 
+class AnatomyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which bytes are the model's anatomy (`edgesplit.anatomy`)."""
+
+    sha256: str
+    bytes: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The signed description of a release. Its SHA-256 over the exact bytes is the release's digest."""
 
@@ -133,6 +140,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     golden: tuple[Golden, ...] = ()
     compiled: tuple[Compiled, ...] = ()
     """In no row: whoever can run one runs it in place of the slices that it covers."""
+    anatomy: AnatomyFile | None = None
+    """What the model consists of, so that it can be cut elsewhere without the release key; None where only its slices
+    as they are can be put into another table."""
+    recut_of: str = ""
+    """The release that this is another cut of, signed by the planner; empty in what the release key signs."""
 
     @property
     def every_slice(self) -> tuple[Slice, ...]:
@@ -151,6 +163,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 return one
         raise KeyError(name)
 
+    def chunk_list(self) -> dict[str, int]:
+        """Size by digest of all that a device may ask for, each once, in the order in which requests count chunks:
+        slices as they are listed, then golden inputs."""
+        return {**self.chunks(), **self.golden_chunks()}
+
+    def golden_chunks(self) -> dict[str, int]:
+        """Size by digest of the golden inputs and their answers."""
+        return {chunk.sha256: chunk.bytes for golden in self.golden for chunk in (golden.request, golden.response)}
+
     def chunks(self, slice_names: set[str] | None = None) -> dict[str, int]:
         """Size by digest of every chunk of the named slices (all of them by default), each once."""
         wanted = [one for one in self.every_slice if slice_names is None or one.name in slice_names]
@@ -164,6 +185,8 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model's name without its version: what applications ask for."""
     release: str
     """SHA-256 of the manifest."""
+    now: bool = False
+    """Fetch it at once, whatever hours the device keeps for fetching."""
     keys: bytes = b""
     """Where the release is encrypted: the content keys of the slices that this device runs, and of the golden inputs,
     for this device's eyes only (`edgesplit.wrapping`)."""
@@ -223,6 +246,12 @@ def _check(manifest: Manifest) -> None:
     every = [*known, *(names.slice_name(one.slice.name) for one in manifest.compiled)]
     if len(set(every)) != len(every) or len(every) > LIMITS.slices:
         raise MalformedMessage("manifest: slice names repeat, or too many slices")
+    if manifest.recut_of:
+        names.sha256_hex(manifest.recut_of)
+    if manifest.anatomy is not None:
+        names.sha256_hex(manifest.anatomy.sha256)
+        if not 0 < manifest.anatomy.bytes <= LIMITS.anatomy_bytes:
+            raise MalformedMessage(f"manifest: an anatomy of {manifest.anatomy.bytes} bytes")
     if any(not one.covers or not set(one.covers) <= set(known) for one in manifest.compiled):
         raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
     for one in manifest.every_slice:
@@ -239,6 +268,9 @@ def _check(manifest: Manifest) -> None:
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
             if set(row.sends) & set(plan.never_leaves):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
+            here = {layer for one in manifest.slices if one.name in row.device for layer in one.layers}
+            if not here.issuperset(plan.earliest_cut):
+                raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan says is allowed")
 
 
 def _check_sealed(owner: str, sealed: Sealed | None) -> None:

@@ -129,9 +129,7 @@ def slice_key(plain: Slice, controller_secret: bytes) -> ContentKey:
     )
 
 
-def seal_slice(
-    plain: Slice, files: Mapping[str, bytes], controller_secret: bytes
-) -> tuple[Slice, dict[str, bytes]]:  # fmt: skip
+def seal_slice(plain: Slice, files: Mapping[str, bytes], controller_secret: bytes) -> tuple[Slice, dict[str, bytes]]:
     """The slice encrypted, and its files' bytes; one without files has nothing to hide and stays as it is."""
     if not plain.files:
         return plain, dict(files)

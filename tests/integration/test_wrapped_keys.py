@@ -73,7 +73,7 @@ class KeyedController(SmallController):
         ).folder  # fmt: skip
         write_keys(home, made.keys)
         self.counter = max(self.counter + 1, int(time.time()))
-        wanted = (Wanted("tiny", made.digest, wrapped),)
+        wanted = (Wanted("tiny", made.digest, keys=wrapped),)
         self.statement = self.repository.sign_statement(
             Statement(device=DEVICE, releases=wanted, counter=self.counter, expires=int(time.time()) + 3600)
         )

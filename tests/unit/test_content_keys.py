@@ -37,12 +37,12 @@ def plain_release() -> tuple[Manifest, list[CutSlice]]:
     raw, chunks = sample_release()
     manifest = decode_manifest(raw)
     cut = [
-        CutSlice(one, {file.name: b"".join(chunks[part.sha256] for part in file.chunks) for file in one.files})
+        CutSlice(one, {file.name: [chunks[part.sha256] for part in file.chunks] for file in one.files})
         for one in manifest.slices
     ]
     (both,) = manifest.plans.values()
     head_only = msgspec.structs.replace(both, device_class="tiny", rows=both.rows[:1])
-    tpu = CutSlice(msgspec.structs.replace(cut[0].slice, name="tpu01"), cut[0].files)
+    tpu = CutSlice(msgspec.structs.replace(cut[0].slice, name="tpu01"), cut[0].runs)
     compiled = Compiled(tpu.slice, "coral", ("head",))
     coral = msgspec.structs.replace(head_only, device_class="coral")
     plans: dict[str, Plan] = {"pi4": both, "tiny": head_only, "coral": coral}
