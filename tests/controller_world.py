@@ -17,16 +17,26 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import onnx
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from edgesplit import messages
 from edgesplit.errors import LinkError
-from edgesplit.identity import Credentials, certificate_request, enrolment_context, load_or_make_key
+from edgesplit.identity import (
+    Credentials,
+    EnrolmentRequest,
+    certificate_request,
+    encode_document,
+    enrolment_context,
+    load_or_make_key,
+)
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import Session
 from edgesplit.release import Statement
 from edgesplit.trust import TrustStore
+from edgesplit.wrapping import introduce
 
 PATIENCE_S = 60.0
 RUN = """
@@ -152,13 +162,18 @@ class Up:
 class Device:
     """A device made of the SDK alone: enrols, connects, fetches over MQTT."""
 
-    def __init__(self, up: Up, claim: dict[str, Any], folder: Path, start: str = "") -> None:
+    def __init__(self, up: Up, claim: dict[str, Any], folder: Path, start: str = "", *, encrypted: bool = True) -> None:
         self.name = claim["device"]
         self.claim = claim
         folder.mkdir(parents=True)
         key = load_or_make_key(folder / "device.key")
         self.csr = certificate_request(key, self.name).decode()
-        status, enrolled = up.call("POST", "/v1/enrol", {"token": claim["token"], "csr_pem": self.csr}, token=None)
+        self.encryption_key = X25519PrivateKey.generate()
+        asked = EnrolmentRequest(token=claim["token"], csr_pem=self.csr)
+        if encrypted:
+            public, signature = introduce(self.encryption_key, key, self.csr)
+            asked = msgspec.structs.replace(asked, encryption_key=public, encryption_signature=signature)
+        status, enrolled = up.call("POST", "/v1/enrol", json.loads(encode_document(asked)), token=None)
         assert status == 200, enrolled
         (folder / "device.pem").write_text(enrolled["certificate_pem"])
         (folder / "ca.pem").write_text(enrolled["ca_pem"])

@@ -190,8 +190,8 @@ def judge(trial: Trial, now: float, health_s: float) -> Verdict:
         return "unhealthy"
     if trial.unchecked:
         return "check again"
-    # A monotonic clock: one that was set makes nothing healthy, and nothing wait for ever. Who waits computes the moment
-    # by the same sum: a difference is rounded otherwise, and the moment would come and be no moment.
+    # A monotonic clock: one that was set makes nothing healthy, and nothing wait for ever. Who waits computes that
+    # moment by the same sum: a difference is rounded otherwise, and the moment would come and be none.
     return "healthy" if trial.answered >= ENOUGH_ANSWERS or now >= trial.since + health_s else "wait"
 
 

@@ -18,7 +18,7 @@ from cryptography import x509
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.release import Chunk, Golden, Manifest, Slice, device_slices
+from edgesplit.release import Chunk, Golden, Manifest, Sealed, Slice, device_slices, remote_slices
 from edgesplit.sealed import KEY_BYTES, ContentKey, is_key_of, needed_keys, seal_golden, seal_slice
 from edgesplit.wrapping import check_introduction, wrap
 from edgesplit_controller.database import Device
@@ -54,10 +54,8 @@ class ContentKeys:
         )
         return msgspec.structs.replace(manifest, slices=slices, compiled=compiled), sealed
 
-    def keys_for(self, manifest: Manifest, slices: Iterable[str]) -> dict[str, bytes]:
-        """The content keys of these slices, and of the golden inputs; Conflict where our secret is not the one that
-        the release was encrypted with."""
-        needed = needed_keys(manifest, slices)
+    def keys_for(self, manifest: Manifest, needed: Mapping[str, Sealed]) -> dict[str, bytes]:
+        """These content keys; Conflict where our secret is not the one that the release was encrypted with."""
         keys = {key_id: ContentKey.named(self._secret, key_id).secret for key_id in needed}
         if not all(is_key_of(sealed, keys[key_id]) for key_id, sealed in needed.items()):
             raise Conflict(
@@ -68,9 +66,7 @@ class ContentKeys:
 
     def remote_keys(self, manifest: Manifest) -> dict[str, bytes]:
         """What the offload server needs: the keys of every slice that some row runs there."""
-        return self.keys_for(
-            manifest, {name for plan in manifest.plans.values() for row in plan.rows for name in row.remote}
-        )
+        return self.keys_for(manifest, needed_keys(manifest, remote_slices(manifest), golden=False))
 
     def wrapped(self, device: Device, release: str, manifest: Manifest) -> bytes:
         """The keys of what this device runs of a release, wrapped to it; empty where all of it is in clear."""
@@ -78,7 +74,8 @@ class ContentKeys:
         if not manifest.is_encrypted or plan is None:
             return b""
         check_can_decrypt([device])
-        return wrap(self.keys_for(manifest, device_slices(plan, manifest)), device.encryption_key, device.name, release)
+        keys = self.keys_for(manifest, needed_keys(manifest, device_slices(plan, manifest)))
+        return wrap(keys, device.encryption_key, device.name, release)
 
 
 def _in_chunks(sealed: Slice, files: Mapping[str, bytes]) -> CutSlice:

@@ -36,14 +36,16 @@ def releases_in(folder: Path, bootstrap_root: bytes) -> Opener:
 
     def open_(digest: str) -> OpenRelease:
         from edgesplit.key_file import read_keys
+        from edgesplit.release import remote_slices
         from edgesplit.releases import open_release
+        from edgesplit.sealed import needed_keys
+        from edgesplit.wrapping import fitting
 
         if not (folder / digest).is_dir():
             raise NotFound(f"release {digest[:12]} is not here")
         release = open_release(folder, digest, bootstrap_root)
-        return (
-            dataclasses.replace(release, keys=read_keys(release.folder)) if release.manifest.is_encrypted else release
-        )
+        needed = needed_keys(release.manifest, remote_slices(release.manifest), golden=False)
+        return dataclasses.replace(release, keys=fitting(read_keys(release.folder), needed)) if needed else release
 
     return open_
 

@@ -299,6 +299,11 @@ def _check_file(owner: str, file: SliceFile, sealed: Sealed | None) -> None:
             raise MalformedMessage(f"manifest: sizes of {owner}/{file.name}, encrypted and not, do not fit each other")
 
 
+def remote_slices(manifest: Manifest) -> set[str]:
+    """Every slice that some row of some plan does not run on the device."""
+    return {name for plan in manifest.plans.values() for row in plan.rows for name in row.remote}
+
+
 def device_slices(plan: Plan, manifest: Manifest) -> set[str]:
     """Every slice that any row of the plan runs on the device, and what was compiled for this class of device."""
     compiled = {one.slice.name for one in manifest.compiled if one.device_class == plan.device_class}

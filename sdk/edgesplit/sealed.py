@@ -18,7 +18,8 @@ import hmac
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -29,7 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from edgesplit.errors import TrustError
+from edgesplit.errors import EdgeError, TrustError
 from edgesplit.release import TAG_BYTES, Chunk, Golden, Manifest, Plain, Sealed, Slice, SliceFile
 
 CIPHER: Final = "chacha20-poly1305"
@@ -128,9 +129,7 @@ def slice_key(plain: Slice, controller_secret: bytes) -> ContentKey:
     )
 
 
-def seal_slice(
-    plain: Slice, files: Mapping[str, bytes], controller_secret: bytes
-) -> tuple[Slice, dict[str, bytes]]:  # fmt: skip
+def seal_slice(plain: Slice, files: Mapping[str, bytes], controller_secret: bytes) -> tuple[Slice, dict[str, bytes]]:
     """The slice encrypted, and its files' bytes; one without files has nothing to hide and stays as it is."""
     if not plain.files:
         return plain, dict(files)
@@ -203,12 +202,27 @@ class SliceInMemory:
 
     def add(self, file: str, pieces: Iterable[bytes]) -> None:
         """Take in a file piece by piece, and let nobody change it any more."""
-        descriptor = os.memfd_create(f"edgesplit:{self.name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with self._room_for(file):
+            descriptor = os.memfd_create(f"edgesplit:{self.name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._files[file] = descriptor
-        with os.fdopen(os.dup(descriptor), "wb") as out:
-            for piece in pieces:
-                out.write(piece)
+        for piece in pieces:
+            with self._room_for(file):
+                _write_all(descriptor, piece)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+
+    @contextmanager
+    def _room_for(self, file: str) -> Iterator[None]:
+        """EdgeError where memory cannot be had: it may be there another time."""
+        try:
+            yield
+        except OSError as error:
+            raise EdgeError(f"no memory to decrypt {self.name}/{file} into: {error.strerror}") from error
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
 
 
 SliceSource = Path | SliceInMemory
@@ -280,9 +294,10 @@ def _golden_places(golden: Sequence[Golden]) -> Iterable[tuple[str, tuple[Sealed
             yield one.response.sha256, (one.sealed, (0, 2 * number + 1, 2 * len(golden)))
 
 
-def needed_keys(manifest: Manifest, slices: Iterable[str]) -> dict[str, Sealed]:
-    """What opens these slices and the golden inputs, by key id; empty for what is in clear."""
-    wanted = [manifest.slice(name).sealed for name in slices] + [one.sealed for one in manifest.golden]
+def needed_keys(manifest: Manifest, slices: Iterable[str], *, golden: bool = True) -> dict[str, Sealed]:
+    """What opens these slices, and the golden inputs, by key id; empty for what is in clear."""
+    wanted = [manifest.slice(name).sealed for name in slices]
+    wanted += [one.sealed for one in manifest.golden] if golden else []
     return {one.key_id: one for one in wanted if one is not None}
 
 

@@ -85,7 +85,9 @@ def fitting(keys: Keys, needed: Mapping[str, Sealed]) -> dict[str, bytes]:
     """The keys that are needed, each checked against its commitment; TrustError where one is missing or another."""
     missing = [key_id for key_id in needed if key_id not in keys]
     if missing:
-        raise TrustError(f"{len(missing)} of {len(needed)} content keys that this device needs were not given to it")
+        raise TrustError(
+            f"{len(missing)} of {len(needed)} content keys that are needed here were not given to this machine"
+        )
     wrong = [key_id for key_id, sealed in needed.items() if not is_key_of(sealed, keys[key_id])]
     if wrong:
         raise TrustError(f"{len(wrong)} of {len(needed)} content keys are not those that the release was signed with")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -17,8 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.errors import EdgeError, MalformedMessage, TrustError, UsageError
 from edgesplit.identity import certificate_request
+from edgesplit.key_file import write_keys
 from edgesplit.limits import LIMITS
 from edgesplit.release import (
     TAG_BYTES,
@@ -32,7 +34,16 @@ from edgesplit.release import (
     release_digest,
 )
 from edgesplit.releases import Release, open_release, write_release
-from edgesplit.sealed import ContentKey, golden_chunks, needed_keys, open_slice, seal_golden, seal_slice, slice_key
+from edgesplit.sealed import (
+    ContentKey,
+    SliceInMemory,
+    golden_chunks,
+    needed_keys,
+    open_slice,
+    seal_golden,
+    seal_slice,
+    slice_key,
+)
 from edgesplit.wrapping import (
     check_introduction,
     decode_ring,
@@ -44,6 +55,7 @@ from edgesplit.wrapping import (
     unwrap,
     wrap,
 )
+from edgesplit_offload.server import releases_in
 from trust_world import World, chunk_of, sample_release, slice_of
 
 SECRET, OTHER_SECRET = b"s" * 32, b"t" * 32
@@ -176,6 +188,22 @@ def test_opened_files_cannot_be_changed_and_have_no_place_on_a_disk() -> None:
     assert view is not None and bytes(view) == FILES["weights.bin"] and memory.mapped("nothing") is None
 
 
+def test_memory_that_runs_out_is_told_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room for the plaintext is an error that may pass, not one of trust; nothing half decrypted stays."""
+    before = len(os.listdir("/proc/self/fd"))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("memfd_create", "write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            with pytest.raises(EdgeError, match=r"no memory to decrypt head/graph\.onnx") as told:
+                opened(SLICE, CIPHERTEXT)
+        assert not isinstance(told.value, TrustError)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_golden_inputs_open_with_their_key_and_in_their_place() -> None:
     """Pictures are encrypted too; a request and a response cannot be mixed up."""
     sealed, bodies = seal_golden([b"request", b"response"], SECRET)
@@ -227,6 +255,30 @@ def test_a_release_on_disk_is_ciphertext_and_opens_in_memory(tmp_path: Path) -> 
     spoiled.write_bytes(spoiled.read_bytes()[::-1])
     with pytest.raises(TrustError, match="not the one that was signed"):
         replace(open_release(folder, digest, world.bootstrap), keys=keys).slice_folder("head")
+
+
+def test_an_offload_server_opens_with_good_keys_and_only_with_those(tmp_path: Path) -> None:
+    """Its keys file missing, spoiled or another's: TrustError says which file; mended, the next request opens it."""
+    raw, chunks, keys = sealed_release()
+    world = World(tmp_path / "world")
+    digest = world.repository.add_release(raw)
+    folder = tmp_path / "releases"
+    home = write_release(
+        folder, digest, raw, world.repository.proof(digest), chunks.__getitem__, bootstrap_root=world.bootstrap
+    ).folder
+    open_ = releases_in(folder, world.bootstrap)
+    with pytest.raises(TrustError, match=r"keys\.json cannot be read"):
+        open_(digest)
+    for spoiled in (b"", b"{}", b"[]", b'{"a": 1}', msgspec.json.encode(dict.fromkeys(keys, b"x" * 32))):
+        (home / "keys.json").write_bytes(spoiled)
+        with pytest.raises(TrustError):
+            open_(digest)
+    write_keys(home, keys)
+    assert (home / "keys.json").stat().st_mode & 0o777 == 0o600
+    source = open_(digest).slice_folder("tail")
+    assert isinstance(source, SliceInMemory) and source.read("graph.onnx") == b"tail graph 1"
+    with pytest.raises(TrustError, match="was not given its content key"):
+        open_(digest).slice_folder("head")  # no row runs it remotely: its key is not for this machine
 
 
 def test_a_slice_of_another_release_does_not_open(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def deployments(data: Path, as_json: bool) -> None:
             str(one["id"]),
             one["model"],
             one["partition"],
-            one["release"][:16] + (" encrypted" if one["encrypt"] else ""),
+            one["release"][:16] + (" encrypted" if one.get("encrypt") else ""),
             ", ".join(one["devices"]),
         )
         for one in made

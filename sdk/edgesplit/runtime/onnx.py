@@ -8,7 +8,8 @@ operators: many sessions share one machine here.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnxruntime
@@ -21,6 +22,8 @@ from edgesplit.sealed import SliceInMemory, SliceSource
 
 GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
+PLACEHOLDER = Path(__file__).parent / "in_memory"
+"""An empty weights.bin: onnxruntime wants to see such a file, also where it was given every weight that is in it."""
 Optimise = Literal["exact", "fast"]
 
 
@@ -37,35 +40,39 @@ class OnnxRuntime:
         """The slice whose files lie in `folder`, ready to run; ModelRefused if onnxruntime cannot take it."""
         if slice_.format != "onnx":
             raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which is not onnxruntime's")
-        options, kept = self.options(), None
+        kept: object = None
         try:
             if isinstance(folder, SliceInMemory):
-                graph = folder.read(GRAPH)
-                kept = self._weights(graph, folder, options)
-                session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+                session, kept = self._open_in_memory(folder)
             else:
-                session = onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
+                session = self._session(str(folder / GRAPH), self.options())
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise ModelRefused(f"slice {slice_.name}: onnxruntime cannot load it: {error}") from error
         return OnnxProgram(slice_, session, kept)
 
-    def _weights(self, graph: bytes, memory: SliceInMemory, options: onnxruntime.SessionOptions) -> Any:
-        """Give a session the weights that lie beside the graph in memory; what must live as long as the session.
+    def _open_in_memory(self, memory: SliceInMemory) -> tuple[onnxruntime.InferenceSession, object]:
+        """A session, and the weights that it reads in place, which must live as long as it does.
 
-        Shared where that is possible: nothing is copied but what the engine packs anew. Optimisers want to read
-        weights while the graph is built, and some types have no twin in numpy: those get a copy.
+        Where weights cannot be read in place it gets a copy: optimisers want to read them while the graph is built,
+        and some types have no twin in numpy.
         """
-        mapped = memory.mapped(WEIGHTS)
-        if mapped is None:
-            return None
+        graph, weights = memory.read(GRAPH), memory.mapped(WEIGHTS)
+        if weights is None:
+            return self._session(graph, self.options()), None
         outside = weights_outside(graph)
+        options = self.options()
         if self.optimise == "exact" and all(shareable(one) for one in outside):
-            values = [onnxruntime.OrtValue.ortvalue_from_numpy(one.array(mapped)) for one in outside]
+            values = [onnxruntime.OrtValue.ortvalue_from_numpy(one.array(weights)) for one in outside]
             for one, value in zip(outside, values, strict=True):
                 options.add_initializer(one.name, value)
-            return values
-        options.add_external_initializers_from_files_in_memory([WEIGHTS], [mapped], [len(mapped)])
-        return None
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(PLACEHOLDER))
+            return self._session(graph, options), values
+        options.add_external_initializers_from_files_in_memory([WEIGHTS], [weights], [len(weights)])
+        return self._session(graph, options), None
+
+    @staticmethod
+    def _session(model: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def options(self) -> onnxruntime.SessionOptions:
         """How every slice's session is opened; calibration opens its own the same way."""
