@@ -19,6 +19,7 @@ from edgesplit_cli.commands import (
     deploy,
     devices,
     infer,
+    keys,
     models,
     offload,
     plan,
@@ -56,6 +57,7 @@ for command in (
     deploy.deploy,
     deploy.deployments,
     devices.device,
+    keys.keys,
     infer.infer,
     offload.offload,
 ):

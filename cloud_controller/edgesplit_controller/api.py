@@ -31,14 +31,17 @@ from starlette.requests import ClientDisconnect
 
 import edgesplit
 from edgesplit import errors
-from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, UsageError
+from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, TrustError, UsageError
 from edgesplit.identity import Renewal
+from edgesplit.limits import LIMITS
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.devices import CLAIM_S, ClaimWish
+from edgesplit_controller.key_changes import KeyChange, PublicKey
 from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.planning import OWN_CLASS, Wish
 from edgesplit_controller.refusals import Conflict, Forbidden
+from edgesplit_controller.rotation import GivenSignature
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (ModelRefused, 422),
     (Busy, 429),
     (LinkError, 503),
+    (TrustError, 403),
     (UsageError, 400),
     (errors.MalformedMessage, 400),
 )
@@ -121,13 +125,65 @@ class DeployBody(WishBody):
     """A deployment to be made."""
 
     to: list[str] = Field(max_length=10_000)
-    recut: bool = False
     encrypt: bool = False
     """Slices and golden inputs travel and are kept as ciphertext."""
+    recut: bool = False
+    """Signed by the planner, as another cut of a release."""
+    elsewhere: bool = False
+    """The release key lies elsewhere: answer what it must sign."""
 
     def wish(self) -> Wish:
         """As planning and releasing take it."""
         return msgspec.structs.replace(super().wish(), encrypt=self.encrypt)
+
+
+class SignedBody(DeployBody):
+    """A deployment that was prepared, and the list of releases with it, signed."""
+
+    release: str = Field(max_length=64)
+    next_targets: str
+
+
+class PublicKeyBody(Body):
+    """A key without its private part."""
+
+    keyid: str = Field(max_length=128)
+    public: dict[str, Any]
+
+
+class KeyChangeBody(Body):
+    """What shall become of the keys (`key_changes.KeyChange`)."""
+
+    root_keys: list[PublicKeyBody] = Field(default=[], max_length=64)
+    threshold: int = Field(default=0, ge=0, le=64)
+    release_key: PublicKeyBody | None = None
+    anew: list[str] = Field(default=[], max_length=16)
+
+    def change(self) -> KeyChange:
+        """As `rotation` takes it."""
+        release = PublicKey(self.release_key.keyid, self.release_key.public) if self.release_key else None
+        root = tuple(PublicKey(one.keyid, one.public) for one in self.root_keys)
+        return KeyChange(root, self.threshold, release, tuple(self.anew))
+
+
+class SignatureBody(Body):
+    """A signature that was made elsewhere."""
+
+    keyid: str = Field(max_length=128)
+    sig: str = Field(max_length=16_384, pattern="^[0-9a-f]+$")
+
+
+class SignaturesBody(Body):
+    """Signatures for the change that waits."""
+
+    root: list[SignatureBody] = Field(default=[], max_length=64)
+    targets: list[SignatureBody] = Field(default=[], max_length=64)
+
+
+class RenewedBody(Body):
+    """A list of releases with a later end, signed."""
+
+    next_targets: str
 
 
 class ClaimBody(Body):
@@ -199,7 +255,13 @@ def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: H
     app.state.controller, app.state.heavy, app.state.token = controller, heavy, token.encode()
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
-    bounds = {"/v1/models": model_bytes, "/samples": SAMPLES_BYTES}
+    lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
+    bounds = {
+        "/v1/models": model_bytes,
+        "/samples": SAMPLES_BYTES,
+        "/deployments/signed": lists,
+        "/keys/renewed": lists,
+    }
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
     app.add_exception_handler(EdgeError, _on_edge_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -372,9 +434,16 @@ async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
 @operator_routes.post("/deployments")
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
-    return await _heavily(
-        request, _controller(request).deploy, body.model, body.to, body.link or "", body.wish(), body.recut
-    )
+    deploy = _controller(request).deploy
+    wish = body.wish()
+    return await _heavily(request, deploy, body.model, body.to, body.link or "", wish, body.recut, body.elsewhere)
+
+
+@operator_routes.post("/deployments/signed")
+async def deploy_signed(request: Request, body: SignedBody) -> dict[str, Any]:
+    """Publish what was prepared and signed elsewhere, and tell the devices."""
+    deploy = _controller(request).deploy_signed
+    return await _heavily(request, deploy, body.model, body.to, body.wish(), body.release, body.next_targets.encode())
 
 
 @operator_routes.get("/deployments")
@@ -387,6 +456,53 @@ def deployments(request: Request) -> list[dict[str, Any]]:
 def releases(request: Request) -> list[dict[str, Any]]:
     """Every release, oldest first."""
     return _controller(request).releases()
+
+
+# ---- keys ---------------------------------------------------------------------------------------------------------
+
+
+@operator_routes.get("/keys")
+def keys(request: Request) -> dict[str, Any]:
+    """Every role's keys, what waits for signatures, what is due."""
+    return _controller(request).signing.shown()
+
+
+@operator_routes.post("/keys/change")
+async def change_keys(request: Request, body: KeyChangeBody) -> dict[str, Any]:
+    """Begin a change of the keys, or go on with it: done, or what is to be signed."""
+    return await _heavily(request, _controller(request).signing.change, body.change())
+
+
+@operator_routes.get("/keys/change")
+def waiting_change(request: Request) -> dict[str, Any]:
+    """The change that waits, as it must be signed now."""
+    return _controller(request).signing.waiting()
+
+
+@operator_routes.delete("/keys/change")
+def drop_change(request: Request) -> dict[str, Any]:
+    """Give the change that waits up."""
+    return _controller(request).signing.drop()
+
+
+@operator_routes.post("/keys/signatures")
+async def sign_change(request: Request, body: SignaturesBody) -> dict[str, Any]:
+    """Add signatures to the change that waits: done, or what is still to be signed."""
+    root = [GivenSignature(one.keyid, one.sig) for one in body.root]
+    targets = [GivenSignature(one.keyid, one.sig) for one in body.targets]
+    return await _heavily(request, _controller(request).signing.add_signatures, root, targets)
+
+
+@operator_routes.post("/keys/renew")
+async def renew_list(request: Request) -> dict[str, Any]:
+    """A later end for the list of releases: done, or what the release key must sign."""
+    return await _heavily(request, _controller(request).signing.renew)
+
+
+@operator_routes.post("/keys/renewed")
+async def renewed_list(request: Request, body: RenewedBody) -> dict[str, Any]:
+    """The same, signed elsewhere."""
+    return await _heavily(request, _controller(request).signing.renewed, body.next_targets.encode())
 
 
 # ---- devices ------------------------------------------------------------------------------------------------------

@@ -37,24 +37,22 @@ class ContentKeys:
         self, manifest: Manifest, contents: Sequence[CutSlice], pairs: Sequence[GoldenPair]
     ) -> tuple[Manifest, list[CutSlice], list[GoldenPair]]:
         """The release with every slice and golden input encrypted, and what is to be kept of it."""
-        sealed = [_in_chunks(*seal_slice(one.slice, one.files, self._secret)) for one in contents]
-        by_name = {one.slice.name: one.slice for one in sealed}
+        manifest, sealed = self.seal_slices(manifest, contents)
         bodies = [body for pair in pairs for body in (pair.request, pair.response)]
         golden_seal, bodies = seal_golden(bodies, self._secret)
         pairs = [GoldenPair(*bodies[at : at + 2]) for at in range(0, len(bodies), 2)]
         golden = tuple(Golden(_chunk(pair.request), _chunk(pair.response), golden_seal) for pair in pairs)
-        return (
-            msgspec.structs.replace(
-                manifest,
-                slices=tuple(by_name[one.name] for one in manifest.slices),
-                compiled=tuple(
-                    msgspec.structs.replace(one, slice=by_name[one.slice.name]) for one in manifest.compiled
-                ),
-                golden=golden,
-            ),
-            sealed,
-            list(pairs),
+        return msgspec.structs.replace(manifest, golden=golden), sealed, list(pairs)
+
+    def seal_slices(self, manifest: Manifest, contents: Sequence[CutSlice]) -> tuple[Manifest, list[CutSlice]]:
+        """The release with these slices of it encrypted, and what is to be kept of them."""
+        sealed = [_in_chunks(*seal_slice(one.slice, one.files, self._secret)) for one in contents]
+        by_name = {one.slice.name: one.slice for one in sealed}
+        slices = tuple(by_name.get(one.name, one) for one in manifest.slices)
+        compiled = tuple(
+            msgspec.structs.replace(one, slice=by_name.get(one.slice.name, one.slice)) for one in manifest.compiled
         )
+        return msgspec.structs.replace(manifest, slices=slices, compiled=compiled), sealed
 
     def keys_for(self, manifest: Manifest, slices: Iterable[str]) -> dict[str, bytes]:
         """The content keys of these slices, and of the golden inputs; Conflict where our secret is not the one that

@@ -14,9 +14,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from edgesplit import messages
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
-from edgesplit.release import Statement, Wanted
+from edgesplit.release import Signed, Statement, Wanted
 from edgesplit_controller.database import Database, Deployment, Desired, Device, record
 from edgesplit_controller.refusals import Conflict
 
@@ -106,6 +107,22 @@ class Director:
             log.error("%s gets no content keys of release %s: %s", device.name, release[:12], error)
             return b""
 
+    def restate(self, *, signed_by: Collection[str] | None = None) -> list[str]:
+        """State anew what every device was told, after the keys changed; the devices concerned.
+
+        With `signed_by`, only what none of these keys signed.
+        """
+        with self._database.write() as session:
+            told = select(Device).where(Device.statement.is_not(None), Device.revoked.is_(None))
+            devices = [
+                device
+                for device in session.scalars(told)
+                if device.statement and (signed_by is None or not _signers(device.statement) & set(signed_by))
+            ]
+            for device in devices:
+                self._state(session, device, self._now(), self._wrap_if_possible)
+            return [device.name for device in devices]
+
     def deployments(self) -> Sequence[Deployment]:
         """Every deployment, oldest first."""
         with self._database.read() as session:
@@ -140,6 +157,11 @@ class Director:
                 f"what {device.name} shall run takes a statement of {len(signed)} bytes, at most"
                 f" {LIMITS.message_bytes}: too many content keys; deploy fewer encrypted models to it, or fewer cuts"
             )
+
+
+def _signers(statement: bytes) -> set[str]:
+    """Ids of the keys that signed it."""
+    return {one.keyid for one in messages.decode(statement, Signed).signatures}
 
 
 def next_counter(stored: int, now: float) -> int:

@@ -20,9 +20,10 @@ import msgspec
 from sqlalchemy import select
 
 from edgesplit.anatomy import anatomy_file, decode_anatomy, encode_anatomy
-from edgesplit.errors import ModelRefused, TrustError, UsageError
+from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, TrustError, UsageError
 from edgesplit.key_file import write_keys
 from edgesplit.limits import LIMITS
+from edgesplit.names import sha256_hex
 from edgesplit.plan import Link, Plan
 from edgesplit.recut import check_recut
 from edgesplit.release import (
@@ -35,15 +36,16 @@ from edgesplit.release import (
     encode_manifest,
     release_digest,
 )
-from edgesplit.releases import write_release
+from edgesplit.releases import stored_releases, write_release
 from edgesplit.trust import PLANNER
-from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.blobs import BlobLost, BlobStore
 from edgesplit_controller.content_keys import ContentKeys
 from edgesplit_controller.database import Database, Model, Release, record
 from edgesplit_controller.golden import GoldenPair, golden_pairs
 from edgesplit_controller.planning import Planning, Wish, device_profile
 from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
+from edgesplit_controller.repository import RELEASE_KEY_ELSEWHERE
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, chunk_bytes, cut_slices
@@ -61,7 +63,15 @@ class Repository(Protocol):
         ...
 
     def add_release(self, raw_manifest: bytes) -> str:
-        """Sign the manifest as a target; its digest."""
+        """Sign the manifest as a target; its digest. Conflict where the release key lies elsewhere."""
+        ...
+
+    def add_signed(self, raw_targets: bytes, raw_manifests: Sequence[bytes]) -> None:
+        """Publish a list of releases that was signed elsewhere."""
+        ...
+
+    def releases(self) -> Sequence[str]:
+        """Digests of what the release key signed."""
         ...
 
     def add_recut(self, raw_manifest: bytes) -> str:
@@ -73,12 +83,12 @@ class Repository(Protocol):
         ...
 
     @property
-    def can_sign_releases(self) -> bool:
-        """Is the release key at hand?"""
+    def signs_releases(self) -> bool:
+        """Does the release key lie here?"""
         ...
 
-    def releases(self) -> Sequence[str]:
-        """Digests of what the release key signed."""
+    def recuts(self) -> Sequence[str]:
+        """Digests of what the planner's key signed."""
         ...
 
     def proof(self, digest: str) -> Mapping[str, bytes]:
@@ -112,20 +122,20 @@ class Releasing:
         self._manifests: OrderedDict[str, tuple[Manifest, tuple[str, ...]]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def release(
+    def prepare(
         self, model: Model, links: Mapping[str, Link], wish: Wish, *, recut: bool = False
     ) -> tuple[str, Manifest]:
-        """The signed release of `model` for these device classes (each with the link it is planned for).
+        """The release of `model` for these device classes (each with the link it is planned for), to be signed: with
+        `recut` by the planner, as another cut of the model's newest release.
 
-        Where the release key is not at hand, or `recut` is asked for, the planner signs it as another cut of the
-        model's newest release; UsageError says where only the release key would do.
+        Everything that a device or the offload server may ask for is kept; nothing is known of it yet. UsageError where
+        there is no release to cut anew.
         """
-        by_planner = recut or not self._repository.can_sign_releases
-        base = self._newest_base(model) if by_planner else None
-        if by_planner and base is None:
+        base = self._newest_base(model) if recut else None
+        if recut and base is None:
             raise UsageError(
-                f"{model.ref} was never released: the first release of a model needs the release key"
-                + ("; deploy it once without --recut" if self._repository.can_sign_releases else "")
+                f"{model.ref} was never released, and the first release of a model needs the release key: "
+                + ("deploy it once without --recut" if self._repository.signs_releases else RELEASE_KEY_ELSEWHERE)
             )
         loaded = self._registry.load(model)
         planned = {
@@ -145,7 +155,7 @@ class Releasing:
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [one for name, plan in plans.items() for one in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        anatomy = b"" if wish.encrypt else anatomy_of(loaded)  # digests of weights would tell what is encrypted
+        anatomy = anatomy_of(loaded)
         made = msgspec.structs.replace(
             made,
             compiled=tuple(one.compiled for one in compiled),
@@ -154,11 +164,12 @@ class Releasing:
         contents = [*cut, *(one.cut for one in compiled)]
         if wish.encrypt:
             made, contents, pairs = self._content_keys.seal(made, contents, pairs)
+        manifest = self._with_known_date(model, made)
+        self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
         if anatomy:
             self._repository.add_anatomy(anatomy)
             self._blobs.put(anatomy)
-        manifest = self._with_known_date(model, made)
-        return self._publish(model, manifest, contents, pairs, wish), manifest
+        return self._keep(model, manifest, contents), manifest
 
     def _newest_base(self, model: Model) -> tuple[str, Manifest] | None:
         """The newest release of the model that the release key signed."""
@@ -182,7 +193,7 @@ class Releasing:
         differs from it."""
         digest, base = base_release
         if wish.encrypt and not base.is_encrypted:
-            raise UsageError(f"release {digest[:12]} is in clear: to encrypt it needs the release key")
+            raise UsageError(f"release {digest[:12]} is not encrypted: to encrypt it needs the release key")
         as_they_are = all(fits(table, base.slices) for table in tables.values())
         cut = [CutSlice(one, {}) for one in base.slices] if as_they_are else cut_for(loaded, tables.values())
         plans = {name: release_plan(table, cut, layer_s[name]) for name, table in tables.items()}
@@ -202,12 +213,15 @@ class Releasing:
                 f"{model.ref} is no longer prepared here as it was when release {digest[:12]} was made (another version"
                 " of onnxruntime or onnx?): to cut it elsewhere now needs the release key"
             )
+        contents = [] if as_they_are else cut
+        if base.is_encrypted:
+            made, contents = self._content_keys.seal_slices(made, contents)
         try:
             check_recut(made, base, decode_anatomy(raw_anatomy, base.anatomy) if base.anatomy else None)
         except TrustError as error:
             raise UsageError(f"release {digest[:12]} cannot be cut like this by the planner: {error}") from error
         manifest = self._with_known_date(model, made)
-        return self._publish(model, manifest, [] if as_they_are else cut, [], wish), manifest
+        return self._keep(model, manifest, contents), manifest
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a release that is known; NotFound otherwise."""
@@ -231,30 +245,63 @@ class Releasing:
         with self._database.read() as session:
             return session.scalars(select(Release).order_by(Release.created)).all()
 
-    def _publish(
-        self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair], wish: Wish
-    ) -> str:
-        """Keep everything a device or the offload server may ask for, and only then make the release known."""
+    def publish(self, model: Model, digest: str, wish: Wish, signed: bytes | None = None) -> None:
+        """Make a prepared release known: signed here, or by `signed`, a list of releases with it, signed elsewhere."""
+        raw = self._blobs.get(digest)
+        manifest = decode_manifest(raw)
+        if manifest.recut_of:
+            self._repository.add_recut(raw)
+        elif signed is not None and digest not in self._repository.releases():
+            self._repository.add_signed(signed, [raw])
+        else:
+            self._repository.add_release(raw)
+        self._shelve(digest, raw)
+        with self._database.write() as session:
+            if session.get(Release, digest) is None:
+                by = {**signature(manifest), "key": "elsewhere" if signed is not None else "controller"}
+                options = {**wish.as_options(), **signature(manifest)}
+                session.add(Release(digest=digest, model_id=model.id, created=self._now(), options=options))
+                record(session, self._now(), "operator", "release.made", digest, model=model.ref, **by)
+
+    def prepared(self, model: Model, digest: str) -> Manifest:
+        """The manifest of a release that was prepared for that model; NotFound for another."""
+        try:
+            manifest = decode_manifest(self._blobs.get(sha256_hex(digest)))
+        except (BlobLost, MalformedMessage) as error:
+            raise NotFound(f"release {digest[:12]} was not prepared here: deploy again") from error
+        if manifest.model != model.ref:
+            raise UsageError(f"release {digest[:12]} is of {manifest.model}, not of {model.ref}")
+        return manifest
+
+    def raw(self, digest: str) -> bytes:
+        """The manifest of a prepared release, as it is signed."""
+        return self._blobs.get(digest)
+
+    def follow_keys(self) -> None:
+        """After the release key or the root changed: what the offload server has is proved by the newest root."""
+        on_shelf = set(stored_releases(self._offload_releases))
+        signed = {*self._repository.releases(), *self._repository.recuts()}
+        for release in self.all():
+            if release.digest in on_shelf & signed:
+                self._shelve(release.digest, self._blobs.get(release.digest))
+
+    def _shelve(self, digest: str, raw: bytes) -> None:
+        write_release(
+            self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
+            bootstrap_root=self._repository.root_bytes,
+        )  # fmt: skip
+        manifest = decode_manifest(raw)
+        if manifest.is_encrypted:
+            write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
+
+    def _keep(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice]) -> str:
+        """Keep everything a device or the offload server may ask for."""
         raw = encode_manifest(manifest)
         if len(raw) > LIMITS.manifest_bytes:
             raise ModelRefused(f"{model.ref}: its manifest has {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
         decode_manifest(raw)
         self._blobs.put_all(chunk_bytes(cut).values())
-        self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
-        self._blobs.put(raw)
-        digest = self._repository.add_recut(raw) if manifest.recut_of else self._repository.add_release(raw)
-        write_release(
-            self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
-            bootstrap_root=self._repository.root_bytes,
-        )  # fmt: skip
-        if manifest.is_encrypted:
-            write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
-        with self._database.write() as session:
-            if session.get(Release, digest) is None:
-                options = {**wish.as_options(), **signature(manifest)}
-                session.add(Release(digest=digest, model_id=model.id, created=self._now(), options=options))
-                record(session, self._now(), "operator", "release.made", digest, model=model.ref, **signature(manifest))
-        return digest
+        return self._blobs.put(raw)
 
     def _with_known_date(self, model: Model, manifest: Manifest) -> Manifest:
         """With the date of a release that is the same in all else, so that it is that release."""

@@ -54,7 +54,9 @@ from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocations import Revocations
+from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
+from edgesplit_controller.signing import Signing
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ LEFTOVER_S = 15.0
 """How long the children of a killed controller may take to let go of their ports."""
 CONNECT_S = 15.0
 TEND_S = 60.0
+TELL_S = 86_400.0
+"""Between two times that the log is told what an operator must do about the keys."""
 OFFLOAD = "offload"
 API = "api"
 REVOKED = "revoked.pem"
@@ -116,12 +120,12 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     credentials = {name: authority.issue_server(name, names) for name in (API, "broker", OFFLOAD)}
     write_durably(data / "ca.pem", authority.ca_pem.encode())
     repository = Repository(data / "tuf")
+    rotation = Rotation(repository)
     repository.renew()
-    if not (data / OFFLOAD / "root.json").is_file():
-        write_durably(data / OFFLOAD / "root.json", repository.root_bytes)
-    (data / OFFLOAD / "releases").mkdir(exist_ok=True)
+    (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
 
-    controller, delivery, revocations = _assemble(settings, authority, repository, stack)
+    controller, delivery, revocations = _assemble(settings, authority, repository, rotation, stack)
+    controller.signing.catch_up()
     revocations.publish()
     authority.issue_client(OPERATOR)
     revocations.tell(_broker(settings, credentials["broker"], stack))
@@ -131,15 +135,15 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     if settings.offload:
         _offload(settings, stack)
     _api(settings, controller, credentials[API], stack, ending)
-    _tended(repository, controller.director, delivery, stack, ending)
+    _tended(repository, rotation, controller.director, delivery, stack, ending)
     addresses = _as_told(settings)
     write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
     stack.callback((data / "controller.json").unlink, missing_ok=True)
-    return addresses
+    return {**addresses, "notices": controller.signing.notices()}
 
 
 def _assemble(
-    settings: Settings, authority: Authority, repository: Repository, stack: ExitStack
+    settings: Settings, authority: Authority, repository: Repository, rotation: Rotation, stack: ExitStack
 ) -> tuple[Controller, Delivery, Revocations]:
     """The parts that keep and decide, with nothing started yet."""
     data, now = settings.data, time.time
@@ -183,6 +187,16 @@ def _assemble(
             statements=director.statements,
         )
     )
+    signing = Signing(
+        repository,
+        rotation,
+        database,
+        releasing,
+        director,
+        delivery,
+        offload_root=data / OFFLOAD / "root.json",
+        now=now,
+    )
     controller = Controller(
         database=database,
         blobs=blobs,
@@ -195,7 +209,7 @@ def _assemble(
         tell=delivery,
         revocations=revocations,
         addresses=Addresses(_api_url(settings), settings.host, settings.mqtt_port, _offload_url(settings)),
-        tuf_root=(data / OFFLOAD / "root.json").read_text(),
+        signing=signing,
     )
     return controller, delivery, revocations
 
@@ -286,14 +300,25 @@ def _api(
 
 
 def _tended(
-    repository: Repository, director: Director, delivery: Delivery, stack: ExitStack, ending: threading.Event
+    repository: Repository,
+    rotation: Rotation,
+    director: Director,
+    delivery: Delivery,
+    stack: ExitStack,
+    ending: threading.Event,
 ) -> None:
-    """Sign anew what grows old, now and then."""
+    """Sign anew what grows old, now and then; once a day, say what only an operator can."""
 
     def tend() -> None:
+        told_at = -TELL_S
         while True:
             try:
                 repository.refresh_timestamp()
+                rotation.renew_held_root()
+                if time.monotonic() - told_at >= TELL_S:
+                    told_at = time.monotonic()
+                    for notice in rotation.shown()["notices"]:
+                        log.warning("%s", notice)
                 if renewed := director.renew():
                     delivery.tell(renewed)
             except EdgeError as error:

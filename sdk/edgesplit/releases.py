@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgesplit import names
@@ -22,7 +22,7 @@ from edgesplit.anatomy import Anatomy
 from edgesplit.durable import make_folders, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.recut import check_slice
+from edgesplit.recut import ReadFile, check_slice
 from edgesplit.release import Manifest, Slice, SliceFile, release_digest
 from edgesplit.sealed import Keys, SliceSource, open_slice
 from edgesplit.trust import Proof, Verified, verify_release
@@ -54,30 +54,38 @@ class Release:
         Their folder, or for an encrypted slice memory: on disk its files stay encrypted.
         """
         slice_ = _slice_of(self.manifest, name)
-        folder = self._checked(slice_)
+        folder = self.check_files(slice_)
         if slice_.sealed is None:
             return folder
-        return open_slice(
+        memory = open_slice(
             slice_, lambda file: os.fdopen(_open_regular(self.folder, folder / file.name), "rb"), self.keys
         )
+        try:
+            self.check_recut_slice(slice_, lambda _, file: memory.mapped(file.name) or b"")
+        except BaseException:
+            memory.close()
+            raise
+        return memory
 
-    def _checked(self, slice_: Slice) -> Path:
+    def check_files(self, slice_: Slice) -> Path:
+        """The folder of that slice, its files verified just now. What is in an encrypted one only its key tells."""
         folder = self.folder / "slices" / names.slice_name(slice_.name)
-        self.check(slice_, folder)
-        return folder
-
-    def check(self, slice_: Slice, folder: Path) -> None:
-        """TrustError unless that slice's files in `folder` are what was signed, and of a recut what was released."""
         for file in slice_.files:
             _check_file(folder, file, self.folder)
+        if slice_.sealed is None:
+            self.check_recut_slice(slice_, lambda _, file: _mapped(folder / file.name, self.folder))
+        return folder
+
+    def check_recut_slice(self, slice_: Slice, read: ReadFile) -> None:
+        """TrustError if this is a recut, and what `read` gives of the slice is not of the model that was released."""
         if self.base is not None:
-            check_slice(slice_, self.base, self.anatomy, lambda _, file: _mapped(folder / file.name, self.folder))
+            check_slice(slice_, self.base, self.anatomy, read)
 
     def has_slices(self, only: Collection[str]) -> bool:
         """Are all of these slices there, whole?"""
         try:
             for name in only:
-                self._checked(_slice_of(self.manifest, name))
+                self.check_files(_slice_of(self.manifest, name))
         except TrustError:
             return False
         return True
@@ -148,13 +156,14 @@ def adopt_release(
     Nothing is copied: one rename where the release is new, else one for each slice that it lacks. TrustError where a
     file is not, byte for byte, what was signed; then all stays as it is.
     """
-    ready = _release(verify_release(raw_manifest, proof, bootstrap_root), digest, made)
+    verified = verify_release(raw_manifest, proof, bootstrap_root)
     if release_digest(raw_manifest) != names.sha256_hex(digest):
         raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
+    ready = _release(verified, digest, made)
     wanted = [_slice_of(ready.manifest, name) for name in only]
     for one in wanted:
-        ready.check(one, made / "slices" / names.slice_name(one.name))
-    folder.mkdir(parents=True, exist_ok=True)
+        ready.check_files(one)
+    make_folders(folder)
     try:
         there = open_release(folder, digest, bootstrap_root)
     except TrustError:
@@ -221,8 +230,7 @@ def _write_anew(
             write_durably(part / "proof" / names.slice_name(name), raw)
         (part / "slices").mkdir()
         for one in wanted:
-            _write_slice(part / "slices" / one.name, one, chunk)
-            replace(release, folder=part).check(one, part / "slices" / one.name)
+            _write_slice(part / "slices" / one.name, one, chunk, release, part)
         _sync_folders(part)
         if os.path.lexists(home):
             _discard(home, folder / f".{digest}.removed")
@@ -242,8 +250,7 @@ def _complete(release: Release, wanted: Collection[Slice], chunk: ChunkSource) -
         part = slices / f".{one.name}.part"
         _remove_tree(part)
         try:
-            _write_slice(part, one, chunk)
-            release.check(one, part)
+            _write_slice(part, one, chunk, release, release.folder)
             if os.path.lexists(slices / one.name):
                 _discard(slices / one.name, slices / f".{one.name}.removed")
             os.rename(part, slices / one.name)
@@ -253,12 +260,15 @@ def _complete(release: Release, wanted: Collection[Slice], chunk: ChunkSource) -
         sync_folder(slices)
 
 
-def _write_slice(folder: Path, slice_: Slice, chunk: ChunkSource) -> None:
+def _write_slice(folder: Path, slice_: Slice, chunk: ChunkSource, release: Release, home: Path) -> None:
+    """Nothing of a recut is left that is not of the model that was released."""
     if not slice_.files:
         return
     folder.mkdir()
     for file in slice_.files:
         _write_file(folder / file.name, file, chunk)
+    if slice_.sealed is None:
+        release.check_recut_slice(slice_, lambda _, file: _mapped(folder / file.name, home))
     sync_folder(folder)
 
 

@@ -8,6 +8,7 @@ offload server.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,9 +28,11 @@ from edgesplit.plan import Row
 from edgesplit.release import AnatomyFile, Chunk, Compiled, Golden, Signature, Signed, TensorSpec, decode_manifest
 from edgesplit.releases import open_release, stored_releases, write_release
 from edgesplit.runtime.onnx import OnnxRuntime
+from edgesplit.sealed import ContentKey, SliceInMemory, seal_slice
 from edgesplit.trust import TrustStore, recut_path, verify_release
 from edgesplit_offload.server import releases_in
 from edgesplit_offload.shelf import Shelf
+from edgesplit_partitioner.slicing import CutSlice
 from recut_world import CLASS, Made, RecutWorld, made, plant
 from trust_world import DAY, DEVICE
 from unit import onnx_models as tiny
@@ -131,9 +134,9 @@ def test_limits_may_become_stricter(world: RecutWorld) -> None:
 
 def test_adding_a_recut_needs_no_release_key(world: RecutWorld) -> None:
     """With the release key taken away the planner still publishes, and the targets metadata is not written anew."""
-    (world.folder / "repository" / "keys" / "targets.pem").unlink()
+    world.repository.keys.retire("targets", ())
     before = world.repository._current_targets().version
-    assert not world.repository.can_sign_releases
+    assert not world.repository.signs_releases
     world.now += 60
     digest = world.repository.add_recut(world.recut().raw)
     assert world.repository.recuts() == [digest] and world.repository._current_targets().version == before
@@ -472,6 +475,61 @@ def test_a_slice_that_is_added_later_is_looked_into_too(signed: RecutWorld, tmp_
     with pytest.raises(TrustError, match=NODES):
         some(*names)
     assert not (tmp_path / one.digest / "slices" / names[1]).exists()
+
+
+SECRET = b"s" * 32
+
+
+def sealed(one: Made) -> Made:
+    """The same with every slice encrypted."""
+    closed = [seal_slice(cut.slice, cut.files, SECRET) for cut in one.cut]
+    cut = tuple(CutSlice(slice_, {name: [raw] for name, raw in files.items()}) for slice_, files in closed)
+    return replace(one, cut=cut).with_(slices=tuple(slice_ for slice_, _ in closed))
+
+
+def opened_slices(world: RecutWorld, folder: Path, one: Made) -> None:
+    """Each slice as a machine opens it that was given its content key."""
+    keys = {cut.slice.sealed.key_id: ContentKey.named(SECRET, cut.slice.sealed.key_id).secret
+            for cut in one.cut if cut.slice.sealed}  # fmt: skip
+    opened = replace(open_release(folder, one.digest, world.bootstrap), keys=keys)
+    for cut in one.cut:
+        source = opened.slice_folder(cut.slice.name)
+        assert isinstance(source, SliceInMemory)
+        source.close()
+
+
+def whole_chunks(one: Made) -> Callable[[str], bytes]:
+    """Chunks of encrypted files by their names."""
+    found: dict[str, bytes] = {}
+    for cut in one.cut:
+        for file in cut.slice.files:
+            at, raw = 0, cut.files[file.name]
+            for piece in file.chunks:
+                found[piece.sha256] = raw[at : at + piece.bytes]
+                at += piece.bytes
+    return found.__getitem__
+
+
+def test_an_encrypted_recut_is_looked_into_when_it_is_opened(world: RecutWorld, tmp_path: Path) -> None:
+    """Who lacks the key sees ciphertext, so that what is in it is compared when a machine that has the key opens it; a
+    recut in clear of what was encrypted is refused at once."""
+    base = sealed(world.base)
+    world.publish(base)
+    in_clear = made("chain", world.layers[:4], **world.kept, recut_of=base.digest)
+    with pytest.raises(TrustError, match="is in clear, and its base is encrypted"):
+        world.repository.add_recut(in_clear.raw)
+
+    honest = sealed(in_clear)
+    forged = sealed(in_clear.with_graph(1, lambda model: model.graph.node.pop()))
+    for one in (honest, forged):
+        world.repository.add_recut(one.raw)
+        proof = refreshed(world).proven(one.digest, world.fetch)[1]
+        write_release(
+            tmp_path / "device", one.digest, one.raw, proof, whole_chunks(one), bootstrap_root=world.bootstrap
+        )
+    opened_slices(world, tmp_path / "device", honest)
+    with pytest.raises(TrustError, match=NODES):
+        opened_slices(world, tmp_path / "device", forged)
 
 
 @pytest.mark.parametrize("name", ["base.json", "anatomy.json", "planner.json", "targets.json"])

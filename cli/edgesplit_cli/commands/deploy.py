@@ -15,6 +15,7 @@ from edgesplit_cli.commands.limits import limit_options, limits_of
 from edgesplit_cli.planned import loss_told
 from edgesplit_cli.quantities import Number
 from edgesplit_cli.show import console, json_option, print_json, table
+from edgesplit_cli.signing import SIGN_VARIABLE, release_told, signed_release
 
 
 @click.command()
@@ -35,18 +36,28 @@ from edgesplit_cli.show import console, json_option, print_json, table
 )
 @limit_options
 @click.option(
-    "--recut",
-    is_flag=True,
-    help="Sign with the planner's key: only another cut of a model that was released before.",
-)
-@click.option(
     "--encrypt",
     is_flag=True,
     help="Encrypt every slice: only the devices that run it, and the offload server for its half, get the keys.",
 )
 @click.option(
+    "--recut",
+    is_flag=True,
+    help="Sign with the planner's key: only another cut of a model that was released before.",
+)
+@click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
 )
+@click.option(
+    "--sign-with",
+    "sign_with",
+    multiple=True,
+    envvar=SIGN_VARIABLE,
+    metavar="URI",
+    help=f"Sign the release here, where the release key does not lie on the controller: a key file or any "
+    f"securesystemslib URI. [default: ${SIGN_VARIABLE}]",
+)
+@click.option("--yes", is_flag=True, help="Sign without asking.")
 @json_option
 @click.pass_obj
 def deploy(
@@ -57,9 +68,11 @@ def deploy(
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
-    recut: bool,
     encrypt: bool,
+    recut: bool,
     wait_s: float,
+    sign_with: tuple[str, ...],
+    yes: bool,
     as_json: bool,
     **limits: Any,
 ) -> None:
@@ -71,13 +84,17 @@ def deploy(
         "to": list(targets),
         "limits": limits_of(**limits),
         "objective": objective,
-        "recut": recut,
         "encrypt": encrypt,
+        "recut": recut,
     }
     if codecs:
         body["codecs"] = list(codecs)
     with console().status(Text(f"planning, cutting and signing {model}")) if not as_json else _nothing():
-        made = api.post("/v1/deployments", body)
+        made = api.post("/v1/deployments", {**body, "elsewhere": bool(sign_with)})
+    if "next_targets" in made:
+        made = api.post("/v1/deployments/signed", {**body, **sign_release(made, sign_with, yes)})
+    elif sign_with:
+        click.echo("nothing was to be signed here: the controller has the release key, or knew the release", err=True)
     if wait_s:
         wait_for(api, made["devices"], made["release"], wait_s)
     if as_json:
@@ -97,6 +114,15 @@ def deploy(
                 console().print(f"    {row['name']}: {told}")
     if not wait_s:
         console().print("Devices fetch it now: `edgectl device list` shows who runs what.")
+
+
+def sign_release(prepared: dict[str, Any], uris: tuple[str, ...], yes: bool) -> dict[str, Any]:
+    """Show the operator what was prepared, and sign it here."""
+    for line in release_told(prepared):
+        click.echo(line, err=True)
+    if not yes:
+        click.confirm("Sign this release?", abort=True, err=True)
+    return {"release": prepared["release"], "next_targets": signed_release(prepared, uris)}
 
 
 @click.command()
