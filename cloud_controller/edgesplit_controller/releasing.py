@@ -155,7 +155,7 @@ class Releasing:
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [one for name, plan in plans.items() for one in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        anatomy = anatomy_of(loaded)
+        anatomy = b"" if wish.encrypt else anatomy_of(loaded)  # digests of weights would tell what is encrypted
         made = msgspec.structs.replace(
             made,
             compiled=tuple(one.compiled for one in compiled),
@@ -164,12 +164,11 @@ class Releasing:
         contents = [*cut, *(one.cut for one in compiled)]
         if wish.encrypt:
             made, contents, pairs = self._content_keys.seal(made, contents, pairs)
-        manifest = self._with_known_date(model, made)
-        self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
         if anatomy:
             self._repository.add_anatomy(anatomy)
             self._blobs.put(anatomy)
-        return self._keep(model, manifest, contents), manifest
+        manifest = self._with_known_date(model, made)
+        return self._keep(model, manifest, contents, pairs), manifest
 
     def _newest_base(self, model: Model) -> tuple[str, Manifest] | None:
         """The newest release of the model that the release key signed."""
@@ -193,7 +192,7 @@ class Releasing:
         differs from it."""
         digest, base = base_release
         if wish.encrypt and not base.is_encrypted:
-            raise UsageError(f"release {digest[:12]} is not encrypted: to encrypt it needs the release key")
+            raise UsageError(f"release {digest[:12]} is in clear: to encrypt it needs the release key")
         as_they_are = all(fits(table, base.slices) for table in tables.values())
         cut = [CutSlice(one, {}) for one in base.slices] if as_they_are else cut_for(loaded, tables.values())
         plans = {name: release_plan(table, cut, layer_s[name]) for name, table in tables.items()}
@@ -213,15 +212,12 @@ class Releasing:
                 f"{model.ref} is no longer prepared here as it was when release {digest[:12]} was made (another version"
                 " of onnxruntime or onnx?): to cut it elsewhere now needs the release key"
             )
-        contents = [] if as_they_are else cut
-        if base.is_encrypted:
-            made, contents = self._content_keys.seal_slices(made, contents)
         try:
             check_recut(made, base, decode_anatomy(raw_anatomy, base.anatomy) if base.anatomy else None)
         except TrustError as error:
             raise UsageError(f"release {digest[:12]} cannot be cut like this by the planner: {error}") from error
         manifest = self._with_known_date(model, made)
-        return self._keep(model, manifest, contents), manifest
+        return self._keep(model, manifest, [] if as_they_are else cut, []), manifest
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a release that is known; NotFound otherwise."""
@@ -294,13 +290,14 @@ class Releasing:
         if manifest.is_encrypted:
             write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
 
-    def _keep(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice]) -> str:
+    def _keep(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair]) -> str:
         """Keep everything a device or the offload server may ask for."""
         raw = encode_manifest(manifest)
         if len(raw) > LIMITS.manifest_bytes:
             raise ModelRefused(f"{model.ref}: its manifest has {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
         decode_manifest(raw)
         self._blobs.put_all(chunk_bytes(cut).values())
+        self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
         return self._blobs.put(raw)
 
     def _with_known_date(self, model: Model, manifest: Manifest) -> Manifest:

@@ -46,10 +46,9 @@ def check_recut(recut: Manifest, base: Manifest, anatomy: Anatomy | None) -> Non
         raise TrustError("a recut may not bring an anatomy of its own")
     if not recut.plans:
         raise TrustError("a recut without a plan")
-    bare = [one.name for one in recut.every_slice if one.files and one.sealed is None and base.is_encrypted]
-    if bare:
-        raise TrustError(f"the slice {bare[0]!r} of a recut is in clear, and its base is encrypted")
     _check_slices(recut, base, anatomy)
+    if bare := [one.name for one in recut.slices if one.files and one.sealed is None and base.is_encrypted]:
+        raise TrustError(f"the slice {bare[0]!r} of a recut is in clear, and its base is encrypted")
     _check_order(recut)
     _check_compiled(recut, base)
     for device_class, plan in recut.plans.items():
@@ -100,7 +99,7 @@ def _needs_anatomy(one: Slice) -> str:
 def _check_described(one: Slice, layers: Iterable[LayerParts], anatomy: Anatomy, kinds: set[tuple[str, str]]) -> None:
     """What the manifest says of the slice is what its layers make of it."""
     files = [file.name for file in one.files]
-    same_kind = one.format == "onnx" and (one.format, one.kernels) in kinds
+    same_kind = one.format == "onnx" and (one.format, one.kernels) in kinds and one.sealed is None
     if not same_kind or files not in ([GRAPH], [GRAPH, WEIGHTS]):
         raise TrustError(f"the slice {one.name!r} of a recut does not run as its base's slices do")
     if one.files[0].bytes > LIMITS.graph_bytes:
@@ -192,9 +191,8 @@ def _read(one: Slice, files: Mapping[str, SliceFile], name: str, read: ReadFile)
     if name not in files:
         raise TrustError(f"the slice {one.name!r} has no {name}")
     raw = memoryview(read(one, files[name]))
-    size = (files[name].plain or files[name]).bytes
-    if len(raw) != size:
-        raise TrustError(f"{one.name}/{name}: {len(raw)} bytes instead of {size}")
+    if len(raw) != files[name].bytes:
+        raise TrustError(f"{one.name}/{name}: {len(raw)} bytes instead of {files[name].bytes}")
     return raw
 
 

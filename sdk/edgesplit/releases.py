@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgesplit import names
@@ -22,7 +22,7 @@ from edgesplit.anatomy import Anatomy
 from edgesplit.durable import make_folders, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.recut import ReadFile, check_slice
+from edgesplit.recut import check_slice
 from edgesplit.release import Manifest, Slice, SliceFile, release_digest
 from edgesplit.sealed import Keys, SliceSource, open_slice
 from edgesplit.trust import Proof, Verified, verify_release
@@ -54,38 +54,30 @@ class Release:
         Their folder, or for an encrypted slice memory: on disk its files stay encrypted.
         """
         slice_ = _slice_of(self.manifest, name)
-        folder = self.check_files(slice_)
+        folder = self._checked(slice_)
         if slice_.sealed is None:
             return folder
-        memory = open_slice(
+        return open_slice(
             slice_, lambda file: os.fdopen(_open_regular(self.folder, folder / file.name), "rb"), self.keys
         )
-        try:
-            self.check_recut_slice(slice_, lambda _, file: memory.mapped(file.name) or b"")
-        except BaseException:
-            memory.close()
-            raise
-        return memory
 
-    def check_files(self, slice_: Slice) -> Path:
-        """The folder of that slice, its files verified just now. What is in an encrypted one only its key tells."""
+    def _checked(self, slice_: Slice) -> Path:
         folder = self.folder / "slices" / names.slice_name(slice_.name)
-        for file in slice_.files:
-            _check_file(folder, file, self.folder)
-        if slice_.sealed is None:
-            self.check_recut_slice(slice_, lambda _, file: _mapped(folder / file.name, self.folder))
+        self.check(slice_, folder)
         return folder
 
-    def check_recut_slice(self, slice_: Slice, read: ReadFile) -> None:
-        """TrustError if this is a recut, and what `read` gives of the slice is not of the model that was released."""
+    def check(self, slice_: Slice, folder: Path) -> None:
+        """TrustError unless that slice's files in `folder` are what was signed, and of a recut what was released."""
+        for file in slice_.files:
+            _check_file(folder, file, self.folder)
         if self.base is not None:
-            check_slice(slice_, self.base, self.anatomy, read)
+            check_slice(slice_, self.base, self.anatomy, lambda _, file: _mapped(folder / file.name, self.folder))
 
     def has_slices(self, only: Collection[str]) -> bool:
         """Are all of these slices there, whole?"""
         try:
             for name in only:
-                self.check_files(_slice_of(self.manifest, name))
+                self._checked(_slice_of(self.manifest, name))
         except TrustError:
             return False
         return True
@@ -156,13 +148,12 @@ def adopt_release(
     Nothing is copied: one rename where the release is new, else one for each slice that it lacks. TrustError where a
     file is not, byte for byte, what was signed; then all stays as it is.
     """
-    verified = verify_release(raw_manifest, proof, bootstrap_root)
+    ready = _release(verify_release(raw_manifest, proof, bootstrap_root), digest, made)
     if release_digest(raw_manifest) != names.sha256_hex(digest):
         raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
-    ready = _release(verified, digest, made)
     wanted = [_slice_of(ready.manifest, name) for name in only]
     for one in wanted:
-        ready.check_files(one)
+        ready.check(one, made / "slices" / names.slice_name(one.name))
     make_folders(folder)
     try:
         there = open_release(folder, digest, bootstrap_root)
@@ -230,7 +221,8 @@ def _write_anew(
             write_durably(part / "proof" / names.slice_name(name), raw)
         (part / "slices").mkdir()
         for one in wanted:
-            _write_slice(part / "slices" / one.name, one, chunk, release, part)
+            _write_slice(part / "slices" / one.name, one, chunk)
+            replace(release, folder=part).check(one, part / "slices" / one.name)
         _sync_folders(part)
         if os.path.lexists(home):
             _discard(home, folder / f".{digest}.removed")
@@ -250,7 +242,8 @@ def _complete(release: Release, wanted: Collection[Slice], chunk: ChunkSource) -
         part = slices / f".{one.name}.part"
         _remove_tree(part)
         try:
-            _write_slice(part, one, chunk, release, release.folder)
+            _write_slice(part, one, chunk)
+            release.check(one, part)
             if os.path.lexists(slices / one.name):
                 _discard(slices / one.name, slices / f".{one.name}.removed")
             os.rename(part, slices / one.name)
@@ -260,15 +253,12 @@ def _complete(release: Release, wanted: Collection[Slice], chunk: ChunkSource) -
         sync_folder(slices)
 
 
-def _write_slice(folder: Path, slice_: Slice, chunk: ChunkSource, release: Release, home: Path) -> None:
-    """Nothing of a recut is left that is not of the model that was released."""
+def _write_slice(folder: Path, slice_: Slice, chunk: ChunkSource) -> None:
     if not slice_.files:
         return
     folder.mkdir()
     for file in slice_.files:
         _write_file(folder / file.name, file, chunk)
-    if slice_.sealed is None:
-        release.check_recut_slice(slice_, lambda _, file: _mapped(folder / file.name, home))
     sync_folder(folder)
 
 
