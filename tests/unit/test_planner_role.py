@@ -30,6 +30,8 @@ from edgesplit.releases import open_release, stored_releases, write_release
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit.sealed import seal_slice
 from edgesplit.trust import TrustStore, recut_path, verify_release
+from edgesplit_controller.key_changes import KeyChange
+from edgesplit_controller.rotation import Rotation
 from edgesplit_offload.server import releases_in
 from edgesplit_offload.shelf import Shelf
 from edgesplit_partitioner.slicing import CutSlice
@@ -223,6 +225,10 @@ FORGED: dict[str, tuple[Twist, str]] = {
         "is for something else",
     ),
     "no plan": (lambda one: one.with_(plans={}), "without a plan"),
+    "d: no way to answer alone": (
+        lambda one: one.with_plan(rows=one.manifest.plans[CLASS].rows[:1]),
+        "no way to answer alone",
+    ),
     "d: precision lost": (
         row(lambda one: msgspec.structs.replace(one, codecs={"a": "int8"})),
         "loses precision",
@@ -646,6 +652,28 @@ def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutWorl
     world.repository.refresh_timestamp()
     store.refresh(world.fetch)
     assert store.manifest(one.digest, world.fetch) == raw
+
+
+def test_a_stolen_planners_key_is_rotated_away(world: RecutWorld) -> None:
+    """`keys rotate planner`: what it signed before stays listed under the new key, and the old one signs nothing more;
+    that a thief counted ahead does not matter."""
+    one = world.recut()
+    world.repository.add_recut(one.raw)
+    stolen = signer(world, "planner")
+    world.now += 3650 * DAY
+    world.repository.add_recut(world.recut(5).raw)
+    world.now -= 3650 * DAY
+    store = refreshed(world)
+    assert Rotation(world.repository).change(KeyChange(anew=("planner",)))
+    world.now += 60
+
+    store.refresh(world.fetch)
+    assert store.manifest(one.digest, world.fetch) == one.raw
+    proof = store.proven(one.digest, world.fetch)[1]
+    forged = Metadata[Targets].from_bytes(proof["planner.json"])
+    forged.sign(stolen)
+    with pytest.raises(TrustError, match="planner"):
+        verify_release(one.raw, {**proof, "planner.json": forged.to_bytes()}, world.bootstrap)
 
 
 def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutWorld) -> None:
