@@ -422,7 +422,7 @@ class Repository:
         meta = dict(self._current_snapshot().meta) if self._has_timestamp() else {}
         meta[TARGETS_FILE] = MetaFile.from_data(targets.version, raw_targets, ["sha256"])
         if planner is not None and self._keys.holds(PLANNER, delegated_keys(targets, PLANNER)):
-            meta[PLANNER_FILE] = self._sign_planner(planner, targets)
+            meta[PLANNER_FILE] = self._sign_planner(planner, targets, roots)
         version = self._next(0, "snapshot", anew=_rekeyed("snapshot", roots))
         snapshot = Snapshot(version, None, self._expiry("snapshot"), meta)
         raw_snapshot = self._write(snapshot, f"{version}.snapshot.json", _keyids("snapshot", roots))
@@ -432,10 +432,15 @@ class Repository:
         for role in ("targets", PLANNER, "snapshot"):
             self._prune(role)
 
-    def _sign_planner(self, planner: Targets, targets: Targets) -> MetaFile:
-        """The next version of the planner's list, written; what the snapshot says of it."""
+    def _sign_planner(self, planner: Targets, targets: Targets, roots: Sequence[Root]) -> MetaFile:
+        """The next version of the planner's list, written; what the snapshot says of it.
+
+        What a thief counted ahead is forgotten only where the snapshot's key changes too: under the same one devices
+        refuse any snapshot in which a list is older than it was.
+        """
         keys = delegated_keys(targets, PLANNER)
-        anew = self._has_timestamp() and set(keys) != set(self.delegated_keys(PLANNER))
+        rekeyed = self._has_timestamp() and set(keys) != set(self.delegated_keys(PLANNER))
+        anew = rekeyed and _rekeyed("snapshot", roots)
         stored = 0 if anew and self._is_ahead(planner.version) else planner.version
         planner.version = self._next(stored, PLANNER, anew=anew)
         planner.expires = self._expiry(PLANNER)

@@ -47,6 +47,8 @@ def check_recut(recut: Manifest, base: Manifest, anatomy: Anatomy | None) -> Non
     if not recut.plans:
         raise TrustError("a recut without a plan")
     _check_slices(recut, base, anatomy)
+    if bare := [one.name for one in recut.slices if one.files and one.sealed is None and base.is_encrypted]:
+        raise TrustError(f"the slice {bare[0]!r} of a recut is in clear, and its base is encrypted")
     _check_order(recut)
     _check_compiled(recut, base)
     for device_class, plan in recut.plans.items():
@@ -150,6 +152,8 @@ def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) 
         raise TrustError(
             f"the plan for {device_class!r} lets layer {sorted(early)[0]!r} run elsewhere, which its base forbids"
         )
+    if plan.local is None and all(one.local is not None for one in models):
+        raise TrustError(f"the plan for {device_class!r} leaves the device no way to answer alone, which its base does")
     lossless = not all(_may_lose(one) for one in models)
     for row in plan.rows:
         codecs = {*row.codecs.values(), *(codec for hop in row.hops for codec in hop.codecs.values())}

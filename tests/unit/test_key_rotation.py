@@ -47,7 +47,7 @@ def test_a_device_follows_the_root_and_the_release_key_away(operator: Operator) 
 
     operator.move_away()
 
-    assert operator.held() == {"snapshot.pem", "timestamp.pem", "director.pem"}
+    assert operator.held() == {"snapshot.pem", "timestamp.pem", "director.pem", "planner.pem"}
     digest = operator.add(2)
     store = operator.device()
     assert store.manifest(digest, operator.world.fetch) == sample_release(2)[0]
@@ -112,7 +112,7 @@ def test_dying_at_any_write_leaves_the_old_or_the_new(
         assert operator.versions()["root"] == 2 or operator.change(change, *signers), stop_at
         digest = operator.add(2)
         assert operator.device().manifest(digest, operator.world.fetch) == sample_release(2)[0]
-        assert len(operator.held()) == 3 and not {"root.pem", "targets.pem"} & operator.held(), stop_at
+        assert len(operator.held()) == 4 and not {"root.pem", "targets.pem"} & operator.held(), stop_at
 
 
 def test_dying_while_a_lost_release_key_is_replaced_is_made_good(
@@ -199,7 +199,7 @@ def test_another_change_waits_for_the_first_and_dropping_destroys_its_keys(opera
     operator.move_away()
     before = operator.files(), operator.held()
     operator.change(KeyChange(anew=("snapshot", "director")))
-    assert len(operator.held()) == 5
+    assert len(operator.held()) == 6
     with pytest.raises(Conflict, match="keys drop"):
         operator.change(KeyChange(anew=("timestamp",)))
 

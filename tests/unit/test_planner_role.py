@@ -8,6 +8,7 @@ offload server.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,9 +28,13 @@ from edgesplit.plan import Row
 from edgesplit.release import AnatomyFile, Chunk, Compiled, Golden, Signature, Signed, TensorSpec, decode_manifest
 from edgesplit.releases import open_release, stored_releases, write_release
 from edgesplit.runtime.onnx import OnnxRuntime
+from edgesplit.sealed import seal_slice
 from edgesplit.trust import TrustStore, recut_path, verify_release
+from edgesplit_controller.key_changes import KeyChange
+from edgesplit_controller.rotation import Rotation
 from edgesplit_offload.server import releases_in
 from edgesplit_offload.shelf import Shelf
+from edgesplit_partitioner.slicing import CutSlice
 from recut_world import CLASS, Made, RecutWorld, made, plant
 from trust_world import DAY, DEVICE
 from unit import onnx_models as tiny
@@ -220,6 +225,10 @@ FORGED: dict[str, tuple[Twist, str]] = {
         "is for something else",
     ),
     "no plan": (lambda one: one.with_(plans={}), "without a plan"),
+    "d: no way to answer alone": (
+        lambda one: one.with_plan(rows=one.manifest.plans[CLASS].rows[:1]),
+        "no way to answer alone",
+    ),
     "d: precision lost": (
         row(lambda one: msgspec.structs.replace(one, codecs={"a": "int8"})),
         "loses precision",
@@ -474,6 +483,38 @@ def test_a_slice_that_is_added_later_is_looked_into_too(signed: RecutWorld, tmp_
     assert not (tmp_path / one.digest / "slices" / names[1]).exists()
 
 
+def sealed(one: Made) -> Made:
+    """The same with every slice encrypted."""
+    closed = [seal_slice(cut.slice, cut.files, b"s" * 32) for cut in one.cut]
+    cut = tuple(CutSlice(slice_, {name: [raw] for name, raw in files.items()}) for slice_, files in closed)
+    return replace(one, cut=cut).with_(slices=tuple(slice_ for slice_, _ in closed))
+
+
+def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutWorld) -> None:
+    """Nobody but who has the keys could compare what is in a slice of another cut, so that there is none: neither in
+    clear nor encrypted; its own slices go into other tables as they are."""
+    base = sealed(made("chain", world.layers[:2], world.layers[:4], **world.kept)).with_(anatomy=None)
+    world.publish(base)
+    elsewhere = made("chain", world.layers[:3], **world.kept, recut_of=base.digest)
+    for one in (elsewhere, sealed(elsewhere)):
+        with pytest.raises(TrustError, match="needs the release key"):
+            world.repository.add_recut(one.raw)
+        world.steal(one.raw)
+        with pytest.raises(TrustError, match="needs the release key"):
+            refreshed(world).manifest(one.digest, world.fetch)
+    with_anatomy = sealed(made("chain", world.layers[:2], **world.kept))
+    world.publish(with_anatomy)
+    for one in (elsewhere, sealed(elsewhere)):
+        forged = one.with_(recut_of=with_anatomy.digest)
+        with pytest.raises(TrustError, match=r"in clear|does not run as"):
+            world.repository.add_recut(forged.raw)
+
+    plan = base.manifest.plans[CLASS]
+    fewer = base.with_(recut_of=base.digest, plans={CLASS: msgspec.structs.replace(plan, rows=plan.rows[1:])})
+    world.repository.add_recut(fewer.raw)
+    assert refreshed(world).manifest(fewer.digest, world.fetch) == fewer.raw
+
+
 @pytest.mark.parametrize("name", ["base.json", "anatomy.json", "planner.json", "targets.json"])
 def test_a_recut_without_what_it_is_measured_by_does_not_open(signed: RecutWorld, tmp_path: Path, name: str) -> None:
     """Flipped, of another release, or gone: the recut is as good as unsigned until it is written anew."""
@@ -611,6 +652,28 @@ def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutWorl
     world.repository.refresh_timestamp()
     store.refresh(world.fetch)
     assert store.manifest(one.digest, world.fetch) == raw
+
+
+def test_a_stolen_planners_key_is_rotated_away(world: RecutWorld) -> None:
+    """`keys rotate planner`: what it signed before stays listed under the new key, and the old one signs nothing more;
+    that a thief counted ahead does not matter."""
+    one = world.recut()
+    world.repository.add_recut(one.raw)
+    stolen = signer(world, "planner")
+    world.now += 3650 * DAY
+    world.repository.add_recut(world.recut(5).raw)
+    world.now -= 3650 * DAY
+    store = refreshed(world)
+    assert Rotation(world.repository).change(KeyChange(anew=("planner",)))
+    world.now += 60
+
+    store.refresh(world.fetch)
+    assert store.manifest(one.digest, world.fetch) == one.raw
+    proof = store.proven(one.digest, world.fetch)[1]
+    forged = Metadata[Targets].from_bytes(proof["planner.json"])
+    forged.sign(stolen)
+    with pytest.raises(TrustError, match="planner"):
+        verify_release(one.raw, {**proof, "planner.json": forged.to_bytes()}, world.bootstrap)
 
 
 def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutWorld) -> None:
