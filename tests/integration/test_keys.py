@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgesplit.errors import UsageError
+from edgesplit.errors import NotFound, TrustError, UsageError
+from edgesplit_cli.api import Api
 from edgesplit_cli.signing import signed_release
 from edgesplit_controller.signers import make_key_file
 from harness import Agent, Cloud, eventually, frame_input, frames
@@ -183,6 +184,34 @@ def test_a_release_that_is_signed_after_another_was_published_is_refused(
         cloud.api.post("/v1/deployments/signed", {**body, "release": prepared["release"], "next_targets": signed})
 
     assert prepared["release"] not in [one["release"] for one in cloud.api.get("/v1/releases")]
+
+
+def test_malformed_words_about_keys_change_nothing(cloud: Cloud, agent: Agent, operator: Path) -> None:
+    """Each is answered with an error of its kind, what is published stays, and an operator's token is needed."""
+    wish = {"model": "digits", "partition": "device", "to": ["cam"]}
+    release = cloud.api.get("/v1/releases")[0]["release"]
+    before = {name: raw for name, raw in published(cloud).items() if "targets" in name or "root" in name}
+    for path, body, kind in (
+        ("/v1/keys/change", {"threshold": 17}, UsageError),
+        ("/v1/keys/change", {"anew": ["mirrors"]}, UsageError),
+        ("/v1/keys/change", {"root_keys": [{"keyid": "a", "public": {}}]}, UsageError),
+        ("/v1/keys/change", {"surprise": 1}, UsageError),
+        ("/v1/keys/signatures", {"root": [{"keyid": "a", "sig": "not hex"}]}, UsageError),
+        ("/v1/keys/signatures", {"root": [{"keyid": "a", "sig": "00"}]}, NotFound),
+        ("/v1/keys/renewed", {"next_targets": "{}"}, TrustError),
+        ("/v1/keys/renewed", {"next_targets": "[" * 100_000}, TrustError),
+        ("/v1/deployments/signed", {**wish, "release": "0" * 64, "next_targets": "{}"}, NotFound),
+        ("/v1/deployments/signed", {**wish, "release": "../../keys", "next_targets": "{}"}, NotFound),
+        ("/v1/deployments/signed", {**wish, "model": "other", "release": release, "next_targets": "{}"}, NotFound),
+    ):
+        with pytest.raises(kind):
+            cloud.api.post(path, body)
+    stranger = Api(cloud.api.url, "guess", (cloud.data / "ca.pem").read_text())
+    with pytest.raises(UsageError, match="token"):
+        stranger.get("/v1/keys")
+
+    after = {name: raw for name, raw in published(cloud).items() if "targets" in name or "root" in name}
+    assert after == before and cloud.json("keys", "show")["pending"] is None
 
 
 def test_a_restarted_controller_goes_on_without_the_keys(cloud: Cloud, agent: Agent, operator: Path) -> None:
