@@ -22,8 +22,10 @@ from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release import Manifest, decode_manifest, release_digest
+from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE
 from edgesplit_cli.show import size
 from edgesplit_controller.key_changes import (
+    DELEGATED,
     KeyChange,
     PublicKey,
     check_root_step,
@@ -33,19 +35,7 @@ from edgesplit_controller.key_changes import (
 )
 from edgesplit_controller.signers import check_signature, sign, signer_uri
 
-SIGN_VARIABLE = "EDGESPLIT_SIGN_WITH"
-PASSPHRASE_VARIABLE = "EDGESPLIT_PASSPHRASE"
-PIN_VARIABLE = "EDGESPLIT_PIN"
 _told: dict[str, str] = {}
-
-sign_with_option = click.option(
-    "--sign-with",
-    "sign_with",
-    multiple=True,
-    metavar="URI",
-    help=f"The key to sign with: a file or any securesystemslib URI (hsm:, gcpkms:, awskms:, …); several times for "
-    f"several keys. A file's passphrase is asked for, or ${PASSPHRASE_VARIABLE}; a token's PIN, or ${PIN_VARIABLE}.",
-)
 
 
 def ask_secret(name: str, *, new: bool = False) -> str:
@@ -95,7 +85,7 @@ def signatures_for(answer: Mapping[str, Any], asked: KeyChange | None, uris: Seq
     """The body that adds the signatures of these keys to the change that waits; `asked`: the change it must be."""
     try:
         change = msgspec.convert(answer["change"], KeyChange)
-        director = msgspec.convert(answer["director"], PublicKey | None)
+        delegated = msgspec.convert(answer["delegated"], dict[str, PublicKey])
     except msgspec.ValidationError as error:
         raise TrustError(f"the controller's change of the keys cannot be read: {error}") from error
     if asked is not None and change != asked:
@@ -109,7 +99,7 @@ def signatures_for(answer: Mapping[str, Any], asked: KeyChange | None, uris: Seq
     next_targets = None
     if answer["next_targets"]:
         next_targets = parse(answer["next_targets"].encode(), Targets, "the next list of releases")
-        _check_list_of_change(answer, change, director, next_targets.signed)
+        _check_list_of_change(answer, change, delegated, next_targets.signed)
     for uri in map(signer_uri, uris):
         found = [
             *_add(given_root, uri, next_root, _keys("root", root, following)),
@@ -123,12 +113,19 @@ def signatures_for(answer: Mapping[str, Any], asked: KeyChange | None, uris: Seq
 
 
 def _check_list_of_change(
-    answer: Mapping[str, Any], change: KeyChange, director: PublicKey | None, following: Targets
+    answer: Mapping[str, Any], change: KeyChange, delegated: Mapping[str, PublicKey], following: Targets
 ) -> None:
     current = parse(answer["targets"].encode(), Targets, "the list of releases").signed
+    if set(delegated) != set(change.anew) & set(DELEGATED):
+        raise TrustError("the controller names keys of roles that this change is not about: nothing is signed")
     replaced = change.release_key is not None or "targets" in change.anew
     check_targets_step(
-        current, following, [], time.time(), director=director.key() if director else None, replaced=replaced
+        current,
+        following,
+        [],
+        time.time(),
+        delegated={role: key.key() for role, key in delegated.items()},
+        replaced=replaced,
     )
 
 

@@ -27,7 +27,9 @@ LIFE: Final = {
     "timestamp": timedelta(days=7),
 }
 TOP_LEVEL: Final = ("root", "targets", "snapshot", "timestamp")
-CHANGEABLE: Final = (*TOP_LEVEL, DIRECTOR)
+DELEGATED: Final = (DIRECTOR,)
+"""Roles whose keys the list of releases names; they are always the controller's."""
+CHANGEABLE: Final = (*TOP_LEVEL, *DELEGATED)
 KEY_TYPES: Final = ("ed25519", "ecdsa", "rsa")
 ROOT_KEYS: Final = 16
 """No fleet needs more people than this to agree."""
@@ -75,13 +77,14 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def needs_root(self) -> bool:
-        """Must there be a new root? The director is named by the list of releases."""
-        return self.anew != (DIRECTOR,) or bool(self.root_keys or self.threshold or self.release_key)
+        """Must there be a new root? Delegated roles are named by the list of releases."""
+        only_delegated = bool(self.anew) and set(self.anew) <= set(DELEGATED)
+        return not only_delegated or bool(self.root_keys or self.threshold or self.release_key)
 
     @property
     def needs_targets(self) -> bool:
         """Must the list of releases be signed anew?"""
-        return self.release_key is not None or "targets" in self.anew or DIRECTOR in self.anew
+        return self.release_key is not None or bool(set(self.anew) & {"targets", *DELEGATED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,28 +151,33 @@ def fulfils(root: Root, change: KeyChange) -> bool:
 
 
 def next_targets(
-    targets: Targets, manifests: Iterable[bytes], version: int, expires: datetime, director: Key | None = None
+    targets: Targets,
+    manifests: Iterable[bytes],
+    version: int,
+    expires: datetime,
+    delegated: Mapping[str, Key] | None = None,
 ) -> Targets:
-    """The list of releases that follows `targets`: with these manifests too, and with that key for the director."""
+    """The list of releases that follows `targets`: with these manifests too, and with these keys of delegated roles."""
     following = Targets(version, None, expires, dict(targets.targets), targets.delegations)
     for raw in manifests:
         path = target_path(release_digest(raw))
         following.targets[path] = TargetFile.from_data(path, raw, ["sha256"])
-    if director is not None:
-        following.delegations = _with_director(targets.delegations, director)
+    for role, key in sorted((delegated or {}).items()):
+        following.delegations = _rekeyed(following.delegations, role, key)
     return following
 
 
-def _with_director(delegations: Delegations | None, key: Key) -> Delegations:
-    if delegations is None or DIRECTOR not in (delegations.roles or {}):
-        raise UsageError("the list of releases names no director; restore the repository from a backup")
+def _rekeyed(delegations: Delegations | None, role: str, key: Key) -> Delegations:
+    """With `key` as the only one of that delegated role."""
+    if delegations is None or role not in (delegations.roles or {}):
+        raise UsageError(f"the list of releases names no {role}; restore the repository from a backup")
     changed = Delegations.from_dict(delegations.to_dict())
     assert changed.roles is not None
-    for keyid in list(changed.roles[DIRECTOR].keyids):
-        changed.roles[DIRECTOR].keyids.remove(keyid)
-        if not any(keyid in role.keyids for role in changed.roles.values()):
+    for keyid in list(changed.roles[role].keyids):
+        changed.roles[role].keyids.remove(keyid)
+        if not any(keyid in other.keyids for other in changed.roles.values()):
             del changed.keys[keyid]
-    changed.roles[DIRECTOR].keyids.append(key.keyid)
+    changed.roles[role].keyids.append(key.keyid)
     changed.keys[key.keyid] = key
     return changed
 
@@ -198,14 +206,14 @@ def check_targets_step(
     manifests: Sequence[bytes],
     now: float,
     *,
-    director: Key | None = None,
+    delegated: Mapping[str, Key] | None = None,
     replaced: bool = False,
 ) -> None:
     """TrustError unless `following` is exactly `targets` with these releases more: asked before it is signed.
 
     `replaced`: its key is another, so that versions may begin anew (a thief of the old one may have counted ahead).
     """
-    wanted = next_targets(targets, manifests, following.version, following.expires, director)
+    wanted = next_targets(targets, manifests, following.version, following.expires, delegated)
     if following.to_dict() != wanted.to_dict():
         raise TrustError("the list of releases is not the published one with this change alone: nothing is signed")
     if following.version <= targets.version and not replaced:
@@ -277,10 +285,10 @@ def notices(
 ) -> list[str]:
     """What an operator must know of the keys: what is at risk, what lacks, and what nears its end.
 
-    `here`: the roles, the director among them, whose keys lie on the controller.
+    `here`: the roles, delegated ones among them, whose keys lie on the controller.
     """
     lines = []
-    if lost := [role for role in ("snapshot", "timestamp", DIRECTOR) if role not in here]:
+    if lost := [role for role in ("snapshot", "timestamp", *DELEGATED) if role not in here]:
         lines.append(
             f"no key for {', '.join(lost)} lies on this controller, so devices will stop believing it: "
             f"`edgectl keys rotate {' '.join(lost)} --sign-with URI`"

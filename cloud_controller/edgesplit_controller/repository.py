@@ -195,10 +195,10 @@ class Repository:
         signed = release.Signed(payload, tuple(release.Signature(one.keyid, one.signature) for one in signatures))
         return messages.encode(signed)
 
-    def director_keys(self) -> list[str]:
-        """Ids of the keys that devices know as the director's."""
+    def delegated_keys(self, role: str) -> list[str]:
+        """Ids of the keys that devices know as that delegated role's."""
         delegations = self._current_targets().delegations
-        return list(delegations.roles[DIRECTOR].keyids) if delegations and delegations.roles else []
+        return list(delegations.roles[role].keyids) if delegations and delegations.roles else []
 
     def proof(self, digest: str) -> dict[str, bytes]:
         """What proves that release without a network: every root, and the targets metadata that lists it."""

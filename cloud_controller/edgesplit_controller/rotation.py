@@ -21,8 +21,8 @@ from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit.durable import sync_folder, write_durably
 from edgesplit.errors import NotFound, TrustError, UsageError
-from edgesplit.trust import DIRECTOR
 from edgesplit_controller.key_changes import (
+    DELEGATED,
     TOLD_BEFORE,
     TOP_LEVEL,
     KeyChange,
@@ -146,9 +146,9 @@ class Rotation:
         repository = self._repository
         with repository.exclusive():
             root, expiries = repository.trusted_root(), repository.expiries()
-            director = repository.director_keys()
+            delegated = {role: (repository.delegated_keys(role), 1) for role in DELEGATED}
         groups = {role: (root.roles[role].keyids, root.roles[role].threshold) for role in TOP_LEVEL}
-        everyone = {**groups, DIRECTOR: (director, 1)}
+        everyone = {**groups, **delegated}
         roles = [
             {
                 "role": role,
@@ -183,15 +183,14 @@ class Rotation:
             "targets": targets.decode(),
             "next_root": pending.root,
             "next_targets": pending.targets,
-            "director": msgspec.to_builtins(pending.online.get(DIRECTOR)),
+            "delegated": msgspec.to_builtins(_delegated(pending)),
             **self._told(pending),
         }
 
     def _told(self, pending: Pending) -> dict[str, Any]:
         root = self._root_of(pending)
         lines = told(self._repository.trusted_root(), root.signed) if root else []
-        if director := pending.online.get(DIRECTOR):
-            lines.append(f"director: new key {short(director.keyid)}")
+        lines += [f"{role}: new key {short(key.keyid)}" for role, key in _delegated(pending).items()]
         missing = [msgspec.to_builtins(one) for one in self.missing(pending)]
         return {"began": pending.began, "changes": lines, "missing": missing}
 
@@ -217,13 +216,12 @@ class Rotation:
         """With the list of releases as it is now to be signed; signatures of an older one are void."""
         repository = self._repository
         current = repository.current_targets()
-        director = pending.online.get(DIRECTOR)
         following = next_targets(
             current,
             [],
             repository.next_targets_version(anew=_new_release_key(pending.change)),
             repository.expiry("targets"),
-            director.key() if director else None,
+            {role: key.key() for role, key in _delegated(pending).items()},
         )
         return msgspec.structs.replace(pending, targets=_json(Metadata(following)), base=current.version)
 
@@ -273,7 +271,7 @@ class Rotation:
         self._remove()
 
     def _retire(self, pending: Pending, root: Root) -> None:
-        """Only keys that `root` names (for the director: the list of releases) stay here."""
+        """Only keys that `root` names (for delegated roles: the list of releases) stay here."""
         roles = {*pending.change.anew}
         roles |= {"root"} if pending.change.root_keys else set()
         roles |= {"targets"} if pending.change.release_key else set()
@@ -281,7 +279,7 @@ class Rotation:
             self._repository.keys.retire(role, self._named(role, root))
 
     def _named(self, role: str, root: Root) -> list[str]:
-        return self._repository.director_keys() if role == DIRECTOR else list(root.roles[role].keyids)
+        return self._repository.delegated_keys(role) if role in DELEGATED else list(root.roles[role].keyids)
 
     def _root_of(self, pending: Pending) -> Metadata[Root] | None:
         return parse(pending.root.encode(), Root, "the pending root") if pending.root else None
@@ -310,6 +308,11 @@ class Rotation:
     def _remove(self) -> None:
         self._file.unlink(missing_ok=True)
         sync_folder(self._file.parent)
+
+
+def _delegated(pending: Pending) -> dict[str, PublicKey]:
+    """The new keys that the list of releases must name."""
+    return {role: key for role, key in pending.online.items() if role in DELEGATED}
 
 
 def _add(metadata: Metadata[Any], given: Sequence[GivenSignature], roots: Sequence[Root], role: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from edgesplit.durable import write_durably
+from edgesplit.trust import DIRECTOR
 from edgesplit_controller.database import Database, record
 from edgesplit_controller.director import Director
 from edgesplit_controller.key_changes import KeyChange
@@ -129,7 +130,7 @@ class Signing:
         if not self._offload_root.is_file() or self._offload_root.read_bytes() != self._repository.root_bytes:
             self._follow()
         else:
-            self._tell.tell(self._director.restate(signed_by=self._repository.director_keys()))
+            self._tell.tell(self._director.restate(signed_by=self._repository.delegated_keys(DIRECTOR)))
 
     def _followed(self, done: bool) -> dict[str, Any]:
         """What there is to say to whoever asked; once the keys have changed, everybody is told."""

@@ -340,10 +340,10 @@ def test_what_devices_were_told_is_stated_anew_when_the_keys_change(bench: Bench
 
     assert director.restate() == ["cam", "other"]
     assert all(director.statements(None)[name] != before[name] for name in before)
-    assert director.restate(signed_by=repository.director_keys()) == []
+    assert director.restate(signed_by=repository.delegated_keys("director")) == []
     assert Rotation(repository).change(KeyChange(anew=("director",)))
-    assert director.restate(signed_by=repository.director_keys()) == ["cam", "other"]
-    assert director.restate(signed_by=repository.director_keys()) == []
+    assert director.restate(signed_by=repository.delegated_keys("director")) == ["cam", "other"]
+    assert director.restate(signed_by=repository.delegated_keys("director")) == []
 
 
 def test_a_revoked_device_is_told_nothing_and_deployed_to_never(bench: Bench) -> None:
