@@ -33,6 +33,8 @@ CHANGEABLE: Final = (*TOP_LEVEL, *DELEGATED)
 KEY_TYPES: Final = ("ed25519", "ecdsa", "rsa")
 ROOT_KEYS: Final = 16
 """No fleet needs more people than this to agree."""
+ROOT_CHARACTERS: Final = 100_000
+"""Of a root without signatures; devices take five times as much."""
 TOLD_BEFORE: Final = {"root": timedelta(days=365), "targets": timedelta(days=90)}
 """How long before its end metadata that the controller cannot renew by itself is told to the operator."""
 _SLACK: Final = timedelta(days=1)
@@ -134,6 +136,8 @@ def next_root(root: Root, change: KeyChange, online: Mapping[str, Key], expires:
         for key in group:
             following.add_key(key, role)
     following.roles["root"].threshold = change.threshold or root.roles["root"].threshold
+    if len(str(following.to_dict())) > ROOT_CHARACTERS:
+        raise UsageError(f"keys of more than {ROOT_CHARACTERS} characters together: devices would not take this root")
     return following
 
 

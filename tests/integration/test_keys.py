@@ -107,6 +107,19 @@ def test_a_release_without_the_right_key_is_refused_and_changes_nothing(
     )
 
     assert "not the release key" in said
+    unanswered = cloud.edgectl(
+        "deploy",
+        "digits",
+        "--partition",
+        "cloud",
+        "--to",
+        "cam",
+        "--sign-with",
+        str(operator / "release.pem"),
+        code=130,
+    )
+    assert "of digits@1 (SHA-256" in unanswered and "plan for raspberrypi4" in unanswered
+    assert "Sign this release?" in unanswered
     after = {name: raw for name, raw in published(cloud).items() if "timestamp" not in name and "snapshot" not in name}
     assert after == {name: raw for name, raw in before.items() if name in after}
     assert cloud.api.get("/v1/deployments") == deployments

@@ -311,6 +311,11 @@ def test_a_thief_who_counted_ahead_is_left_behind(operator: Operator) -> None:
     assert operator.device("cam-2").manifest(digest, operator.world.fetch) == sample_release(2)[0]
 
 
+def _swollen(key: PublicKey) -> PublicKey:
+    """With so much beside it that no device would take a root that names it."""
+    return PublicKey(key.keyid, {**key.public, "remark": "x" * 200_000})
+
+
 @pytest.mark.parametrize(
     ("wish", "why"),
     [
@@ -325,6 +330,7 @@ def test_a_thief_who_counted_ahead_is_left_behind(operator: Operator) -> None:
             ),
             "pgp",
         ),
+        (lambda op: KeyChange(release_key=_swollen(op.key("a"))), "would not take"),
         (lambda op: KeyChange(anew=("mirrors",)), "mirrors"),
         (lambda op: KeyChange(anew=("snapshot", "snapshot")), "once"),
         (lambda op: KeyChange((op.key("a"),), 1, None, ("root",)), "not both"),
@@ -390,6 +396,29 @@ def test_a_root_that_is_not_what_was_asked_for_is_not_signed(
     root, following, change = _edited(operator, edit)
     with pytest.raises(TrustError):
         check_root_step(root, following, change, time.time())
+
+
+def test_a_change_that_is_not_the_one_asked_for_is_not_signed(operator: Operator) -> None:
+    """The controller answers with another wish, with a director of its own choice, or with nonsense."""
+    operator.move_away()
+    asked = KeyChange(anew=("timestamp", "director"))
+    operator.change(asked)
+    answer = operator.rotation.to_sign()
+    thief = msgspec.to_builtins(operator.key("thief"))
+    uris = [operator.uri("root-1")]
+    assert signatures_for(answer, asked, uris)["root"]
+
+    for forged, why in (
+        ({"change": {**answer["change"], "anew": ["director"]}}, "another change"),
+        ({"change": 7}, "cannot be read"),
+        ({"delegated": {}}, "not about"),
+        ({"delegated": {**answer["delegated"], "planner": thief}}, "not about"),
+        ({"delegated": {"director": thief}}, "not the published one"),
+        ({"next_root": answer["next_targets"]}, "not root"),
+        ({"next_targets": "]"}, "no metadata"),
+    ):
+        with pytest.raises(TrustError, match=why):
+            signatures_for({**answer, **forged}, asked, uris)
 
 
 def test_a_new_online_key_that_is_an_old_one_is_not_signed(operator: Operator) -> None:
