@@ -157,6 +157,7 @@ def test_a_change_that_lacks_a_word_says_which(cloud: Cloud, agent: Agent, opera
     ):
         assert hint in cloud.edgectl("keys", *words, code=2)
     assert cloud.json("keys", "show")["pending"] is None
+    assert not (operator.parent / "third").exists()
 
 
 def test_several_people_sign_one_after_another(cloud: Cloud, agent: Agent, operator: Path) -> None:

@@ -118,17 +118,22 @@ def init(
     api = Api.of(data)
     present = api.get("/v1/keys")
     makes = (0 if root_keys else 3) if count is None else count
-    root = [*chosen_keys(root_keys, present), *made_keys(folder, makes, protect)]
-    if not root:
+    total = len(root_keys) + makes
+    if not total:
         raise UsageError("the root needs at least one key: --root-keys N --folder DIR, or --root-key URI")
-    least = threshold or min(2, len(root))
-    if least > len(root):
-        raise UsageError(f"--threshold {least}: there are {len(root)} root keys")
+    least = threshold or min(2, total)
+    if least > total:
+        raise UsageError(f"--threshold {least}: there are {total} root keys")
+    role, moved = (
+        role_of(present, "root"),
+        "the root lies elsewhere already: `edgectl keys rotate root` replaces its keys",
+    )
+    if makes and not lies_here(role) and not (folder and (folder / "root-1.pem").exists()):
+        raise UsageError(moved)  # before a key is made for nothing
+    root = [*chosen_keys(root_keys, present), *made_keys(folder, makes, protect)]
+    if not lies_here(role) and {one["keyid"] for one in role["keys"]} != {key.keyid for _, key in root}:
+        raise UsageError(moved)
     release = release_key_of(release_key, folder, protect)
-    role = role_of(present, "root")
-    ids = {key.keyid for _, key in root}
-    if not lies_here(role) and {one["keyid"] for one in role["keys"]} != ids:
-        raise UsageError("the root lies elsewhere already: `edgectl keys rotate root` replaces its keys")
     change = KeyChange(
         tuple(key for _, key in root),
         least,
@@ -202,19 +207,19 @@ def rotate(
         raise UsageError("--root-key, --root-keys and --threshold are of the root: name the role root too")
     if release_key and "targets" not in roles:
         raise UsageError("--release-key is of the role targets: name that too")
-    root = [*chosen_keys(root_keys, present), *made_keys(folder, count, protect, present)]
-    release = release_key_of(release_key, folder, protect) if "targets" in roles else None
     anew = [role for role in roles if role not in ("root", "targets")]
-    if "root" in roles and not root and not threshold:
+    if "root" in roles and not root_keys and not count and not threshold:
         if not lies_here(role_of(present, "root")):
             raise UsageError(
                 "the root lies elsewhere: name its next keys with --root-key, or --root-keys N --folder DIR"
             )
         anew.append("root")
-    if "targets" in roles and release is None:
+    if "targets" in roles and release_key in (None, CONTROLLER):
         if release_key != CONTROLLER and not lies_here(role_of(present, "targets")):
             raise UsageError(f"the release key lies elsewhere: name the next with --release-key URI|{NEW}|{CONTROLLER}")
         anew.append("targets")
+    root = [*chosen_keys(root_keys, present), *made_keys(folder, count, protect, present)]
+    release = release_key_of(release_key, folder, protect)
     change = KeyChange(
         tuple(key for _, key in root), threshold or 0, release[1] if release else None, tuple(dict.fromkeys(anew))
     )
