@@ -122,7 +122,8 @@ class Agent:
         self.port = free_port()
         self.data = cloud.folder / "devices" / name
         argv = [sys.executable, "-m", "edgesplit_agent.main", "run", "--data", str(self.data), "--claim", str(claim)]
-        argv += ["--port", str(self.port), "--emulate", "--die-with-parent", str(os.getpid()), *extra]
+        argv += ["--port", str(self.port), "--emulate", "--health-seconds", "0.5"]
+        argv += ["--die-with-parent", str(os.getpid()), *extra]
         self.process = Child(name, argv, cloud.folder / f"{name}.log", ONE_THREAD)
 
     @property

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,16 +15,19 @@ import msgspec
 
 import edgesplit
 from edgesplit.errors import UsageError
+from edgesplit.floor import Floor
 from edgesplit.http1 import Server
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
-from edgesplit_agent.endpoint import Endpoint
+from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.enrolment import credentials
+from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.remote import Remote
 from edgesplit_agent.renewal import Renewing, certificate_in_use
@@ -53,6 +56,14 @@ class AgentSettings:
     link: str | None = None
     fetch_bytes_per_s: float = math.inf
     """Releases are fetched no faster than this."""
+    floor: Floor = field(default_factory=Floor)
+    """What no plan may send away, whoever signed it."""
+    health_s: float = HEALTH_S
+    """A release on trial serves so long without a failure of its own before it is committed."""
+    fetch_hours: tuple[Span, ...] = ()
+    """Releases are fetched in these hours only; empty: at any time."""
+    store_quota_bytes: int | None = None
+    """Releases take no more room than this; None: half of the disk."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -69,18 +80,21 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
-        self._engine = Engine(identity.device_class, self._remote, observe=self._observe)
+        self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
         self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
-        store = ChunkStore(folder.chunks, folder.releases)
-        self._work = Work(folder, identity, self._engine, store, self._make_runtime)
-        self._updater = Updater(self._work)
-        self._tls, self._store = tls, store
+        store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
+        self._work = Work(
+            folder, identity, self._engine, store, self._make_runtime,
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
+        )  # fmt: skip
+        self._updater = Updater(self._work, health_s=settings.health_s)
+        self._tls = tls
         self._uplink: Uplink | None = None
         self._renewing = Renewing(folder, identity, self._renewed)
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
-        want, running = self._work.boot()
+        want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._engine.start()
         self._uplink = Uplink(
@@ -88,7 +102,6 @@ class Agent:
             self._identity,
             host_and_port(self._settings.broker or self._identity.broker, "broker"),
             self._tls,
-            keep_chunks=self._store.put_all,
             fetch_bytes_per_s=self._settings.fetch_bytes_per_s,
             sample=self._sample,
             emulated=self._settings.emulate,
@@ -96,7 +109,7 @@ class Agent:
             certificate=lambda: str(certificate_in_use(self._folder).serial_number),
         )
         self._work.connect(self._uplink)
-        self._updater.start(want, running)
+        self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
         here = Here(device=self._identity.device, url=self.url, pid=os.getpid(), emulated=self._settings.emulate)
@@ -109,6 +122,7 @@ class Agent:
         if self._uplink is not None:
             self._uplink.stop()
         self._updater.stop()
+        self._work.stopped()
         self._engine.stop()
         if self._shaped is not None:
             self._shaped.stop()
@@ -131,11 +145,15 @@ class Agent:
             "link_emulated": self._settings.link or "",
             "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
             "session": uplink.session_number if uplink else 0,
+            "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
             "breaker": self._engine.breaker.state,
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
             "wanted": msgspec.to_builtins(model_states(want, have)),
+            "safe_mode": have.safe_mode,
+            "trouble": have.offer_trouble,
+            "starts_not_found_healthy": have.starts,
             "joined": self._engine.joined,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
@@ -159,6 +177,9 @@ class Agent:
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
         }
+
+    def _own_part(self, release: str, error: Exception | None) -> None:
+        self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
         self._windows.observe(model, result.report if isinstance(result, Answer) else None)

@@ -5,12 +5,14 @@ A page in a browser must not drive it: the Host header has to be a name of this 
 
 from __future__ import annotations
 
+import http.client
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from edgesplit import oip
-from edgesplit.errors import NotFound
+from edgesplit.errors import LinkError, NotFound
 from edgesplit.http1 import Request, Response, error_response, json_response
 from edgesplit.report import to_parameters
 from edgesplit_agent.active import ActiveRelease
@@ -19,12 +21,28 @@ from edgesplit_agent.engine import DEADLINE_S, Engine, known
 _LOCAL = re.compile(r"(?:https?://)?(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]{1,80})(?:/versions/(?P<version>[^/]{1,80}))?(?:/(?P<rest>[a-z]+))?")
 STATUS_PATH = "/edgesplit/status"
+ANSWER_S = 5.0
 
 
 def is_local(request: Request) -> bool:
     """Whether this came from a program on this machine and not through a web page of somebody else's."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     return bool(_LOCAL.fullmatch(host)) and (origin is None or bool(_LOCAL.fullmatch(origin)))
+
+
+def answers(url: str) -> None:
+    """LinkError unless applications are answered at `url`."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", "/v2/health/live")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        raise LinkError(f"the local endpoint does not answer: {error}") from error
+    finally:
+        connection.close()
+    if status != 200:
+        raise LinkError(f"the local endpoint answers {status}")
 
 
 class Endpoint:

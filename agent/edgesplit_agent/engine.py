@@ -83,6 +83,8 @@ class Settings:
 
 Observer = Callable[[str, "Answer | Exception"], None]
 """Told of each finished request, by model."""
+OwnPart = Callable[[str, "Exception | None"], None]
+"""Told, by release, each time the device's own part of it has done its work (None) or has failed."""
 
 
 class Engine:
@@ -95,11 +97,13 @@ class Engine:
         *,
         settings: Settings | None = None,
         observe: Observer | None = None,
+        own_part: OwnPart | None = None,
     ) -> None:
         self._device_class = device_class
         self._remote = remote
         self._settings = settings or Settings()
         self._observe = observe or (lambda model, result: None)
+        self._own_part = own_part or (lambda release, error: None)
         self._lock = threading.Lock()
         self._serving: dict[str, ActiveRelease] = {}
         self._rows: dict[str, str] = {}
@@ -236,9 +240,16 @@ class Engine:
         if not self._processor.acquire(timeout=max(0.0, request.left_s - self._settings.margin_s)):
             raise DeadlineExceeded("the device's processor was not free before the deadline")
         try:
-            return execute(request.release.programs, slices, tensors, timing)
+            live = execute(request.release.programs, slices, tensors, timing)
+        except UsageError:  # the application's, not the release's
+            raise
+        except Exception as error:
+            self._own_part(request.release.digest, error)
+            raise
         finally:
             self._processor.release()
+        self._own_part(request.release.digest, None)
+        return live
 
     def _compare(self, request: Request) -> None:
         """Learn how fast this device is beside its plan."""

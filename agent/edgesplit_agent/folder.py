@@ -1,10 +1,11 @@
 """The agent's own data folder: what is in it, who holds it, and the few small files that must survive a power cut.
 
-    identity/       key.pem (0600), certificate.pem, ca.pem, enrolled.json; renewed.pem (0600: key and certificate)
+    identity/       key.pem, encryption.pem (0600), certificate.pem, ca.pem, enrolled.json and its copy; renewed.pem
+                    (0600: key and certificate)
     trust/          metadata and counters of edgesplit.trust
     chunks/aa/…     chunks on their way into a release, by SHA-256
     releases/…      whole releases, as edgesplit.releases lays them out
-    current.json    which release runs per model: its one rename is the activation
+    current.json    per model what runs and what is on trial (`activation`): its one rename is the activation
     session.json    number of the newest MQTT session, only ever growing
     agent.json      how to reach the agent while it runs
 
@@ -22,8 +23,9 @@ from typing import TypeVar
 
 import msgspec
 
-from edgesplit.durable import write_durably
+from edgesplit.durable import make_folders, sweep_parts, write_durably
 from edgesplit.errors import UsageError
+from edgesplit_agent.activation import Current
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,16 +44,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """URL."""
     tuf_root: str
     """JSON text of the root that all trust starts from."""
-
-
-class Current(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs: `current.json`."""
-
-    statement: bytes = b""
-    """The newest believed statement, as it was signed (base64 in the file)."""
-    counter: int = 0
-    models: dict[str, str] = {}
-    """Release by model."""
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +66,11 @@ class DataFolder:
         self.path = path
         self.identity = path / "identity"
         self.key_file = self.identity / "key.pem"
+        self.encryption_key_file = self.identity / "encryption.pem"
         self.certificate_file = self.identity / "certificate.pem"
         self.renewed_file = self.identity / "renewed.pem"
         self.ca_file = self.identity / "ca.pem"
+        self._enrolled_copy = self.identity / "enrolled.copy.json"
         self.trust = path / "trust"
         self.chunks = path / "chunks"
         self.releases = path / "releases"
@@ -87,7 +81,7 @@ class DataFolder:
     def hold(self) -> None:
         """Take the folder for this process; UsageError where another agent has it or it cannot be written."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folders(self.path)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageError(f"cannot write the data folder {self.path}: {error.strerror}") from error
@@ -97,6 +91,15 @@ class DataFolder:
             os.close(descriptor)
             raise UsageError(f"another edgesplit-agent runs on {self.path}") from error
         self._lock_file = descriptor
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """What a power cut left half written is nobody's, now that the folder is ours."""
+        for folder in (self.path, self.identity, self.trust):
+            try:
+                sweep_parts(folder)
+            except OSError as error:
+                log.warning("cannot tidy up %s: %s", folder, error.strerror)
 
     def release(self) -> None:
         """Give the folder back and forget the address."""
@@ -108,15 +111,23 @@ class DataFolder:
     def enrolled(self) -> Identity | None:
         """Who we are, or None before enrolment."""
         whole = self.certificate_file.exists() and self.ca_file.exists() and self.key_file.exists()
-        return self._read(self.identity / "enrolled.json", Identity) if whole else None
+        if not whole:
+            return None
+        return self._read(self.identity / "enrolled.json", Identity) or self._read(self._enrolled_copy, Identity)
 
     def write_enrolled(self, identity: Identity) -> None:
         """The last step of enrolment: from now on we are that device."""
-        write_durably(self.identity / "enrolled.json", msgspec.json.format(msgspec.json.encode(identity)))
+        content = msgspec.json.format(msgspec.json.encode(identity))
+        write_durably(self.identity / "enrolled.json", content)
+        try:  # nobody else could tell it again, and the claim is used up
+            write_durably(self._enrolled_copy, content)
+        except OSError as error:
+            log.warning("no copy of enrolled.json: %s", error.strerror)
 
-    def current(self) -> Current:
-        """What ran last."""
-        return self._read(self.path / "current.json", Current) or Current()
+    def current(self) -> Current | None:
+        """What ran last; None where nothing ever did, or the file is lost or spoilt."""
+        found = self._read(self.path / "current.json", Current)
+        return None if found == Current() else found
 
     def write_current(self, current: Current) -> None:
         """Make `current` what runs: old or new after a power cut, never anything between."""
@@ -153,7 +164,13 @@ class DataFolder:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            log.warning("%s cannot be read: %s", path, error.strerror)
+            return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning("%s cannot be read and is moved aside: %s", path, error)
-            os.replace(path, path.with_name(path.name + ".spoilt"))
+            try:
+                os.replace(path, path.with_name(path.name + ".spoilt"))
+            except OSError as stuck:
+                log.warning("%s cannot be moved: %s", path, stuck.strerror)
             return None

@@ -3,7 +3,8 @@
 `next_step(want, have, now)` is the whole policy. The loop's failures become facts in the next `have`: a lost link is
 tried again after a jittered pause, a thing that must not be believed never for that statement, and every other model
 goes on meanwhile. A newer statement supersedes an older one in any state. What runs keeps running until its successor
-is staged, verified and has answered its golden inputs.
+is staged, verified and has answered its golden inputs; the successor runs on trial, and what ran before it stays whole,
+until it was found healthy (`activation`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 from edgesplit.errors import (
     EdgeError,
+    Expired,
     InferenceFailed,
     LinkError,
     MalformedMessage,
@@ -27,13 +29,15 @@ from edgesplit.errors import (
 )
 from edgesplit.messages import ModelState
 from edgesplit.release import Statement
+from edgesplit_agent.activation import HEALTH_S, Trial, judge, why
+from edgesplit_agent.fetch_hours import NotNow
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 FINAL = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
-"""Failures that the same bytes would bring again."""
+"""Failures that the same bytes would bring again (but what has expired, by this clock, may be good tomorrow)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,35 @@ class Activate:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckAgain:
+    """Let a release on trial, whose own part failed, answer its golden inputs again."""
+
+    model: str
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The release on trial is healthy: what ran before it is no longer needed."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """The release on trial is unhealthy: what ran before it runs again."""
+
+    model: str
+    release: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindHealthy:
+    """This start of the agent is a good one: count it no more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
     """Stop serving a model that nobody wants here any more."""
 
@@ -96,7 +129,21 @@ class Report:
     """Tell the controller what has become of its wishes."""
 
 
-Step = Consider | FetchManifest | FetchMissing | Stage | Verify | Activate | Retire | Clean | Report
+Step = (
+    Consider
+    | FetchManifest
+    | FetchMissing
+    | Stage
+    | Verify
+    | Activate
+    | CheckAgain
+    | Commit
+    | RollBack
+    | FindHealthy
+    | Retire
+    | Clean
+    | Report
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +157,32 @@ class ReleaseState:
     verified: bool = False
     refused: str = ""
     """Why it will never run under this statement."""
+    bad: bool = False
+    """It was tried and thrown back, which outlives a restart."""
+    waits_for: str = ""
+    """What has to come, by itself, before it goes on at `retry_at`."""
     trouble: str = ""
     """Why the last try failed; another follows at `retry_at`."""
     tries: int = 0
     retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is on disk and what the engine serves, after the last change to either."""
+
+    running: Mapping[str, str] = field(default_factory=dict)
+    """Release by model."""
+    trials: Mapping[str, str] = field(default_factory=dict)
+    """Of these, the ones that were not found healthy yet."""
+    committed: Mapping[str, str] = field(default_factory=dict)
+    """What was found healthy last, by model; on trial days it runs no more, and stays whole."""
+    held: frozenset[str] = frozenset()
+    """Releases that safe mode forbids."""
+    safe_mode: str = ""
+    """Why the agent is in it."""
+    starts: int = 0
+    """Since one was found healthy, this one included; 0 once it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +193,8 @@ class DeviceState:
     offer: bytes | None = None
     """A statement that came and was not considered yet."""
     offer_retry_at: float = 0.0
+    offer_trouble: str = ""
+    """Why the newest offer is not obeyed."""
     releases: Mapping[str, ReleaseState] = field(default_factory=dict)
     running: Mapping[str, str] = field(default_factory=dict)
     """Release by model."""
@@ -131,19 +202,50 @@ class DeviceState:
     reported: bool = True
     """The controller was told the present state."""
     report_retry_at: float = 0.0
+    committed: Mapping[str, str] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+    safe_mode: str = ""
+    starts: int = 0
+    trials: Mapping[str, Trial] = field(default_factory=dict)
+    """What was seen of each release on trial, by model."""
+    began: float = 0.0
+    """When this start began to serve."""
+    health_s: float = HEALTH_S
+    local_retry_at: float = 0.0
+    """When what needs only this device's disk is tried again."""
 
 
 def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | None:
     """The one thing to do next, or None while nothing can be done or all is as wanted."""
+    step = health_step(have, now)
+    if step is not None:
+        return step
     if have.online and have.offer is not None and now >= have.offer_retry_at:
         return Consider(have.offer)
     if want is None:
         return _report(have, now)
     for wanted in want.releases:
-        step = _towards(wanted.model, wanted.release, have, now)
+        step = _towards(wanted.model, wanted.release, have, now) or _repair(wanted.model, wanted.release, have, now)
         if step is not None:
             return step
     return _tidy(want, have, now)
+
+
+def health_step(have: DeviceState, now: float) -> Step | None:
+    """What the health of this start and of what is on trial asks for: it waits for no network, and for no download."""
+    if now < have.local_retry_at:
+        return None
+    for model, trial in sorted(have.trials.items()):
+        verdict = judge(trial, now, have.health_s)
+        if verdict == "unhealthy":
+            return RollBack(model, trial.release, why(trial))
+        if verdict == "check again":
+            return CheckAgain(model, trial.release)
+        if verdict == "healthy":
+            return Commit(model)
+    if have.starts and not have.trials and now - have.began >= have.health_s:
+        return FindHealthy()
+    return None
 
 
 def _report(have: DeviceState, now: float) -> Step | None:
@@ -152,7 +254,7 @@ def _report(have: DeviceState, now: float) -> Step | None:
 
 def _towards(model: str, release: str, have: DeviceState, now: float) -> Step | None:
     """The next step of one model, or None: it runs, or it cannot go on just now."""
-    if have.running.get(model) == release:
+    if have.running.get(model) == release or release in have.held:
         return None
     state = have.releases.get(release, ReleaseState())
     if state.refused or now < state.retry_at:
@@ -166,23 +268,32 @@ def _towards(model: str, release: str, have: DeviceState, now: float) -> Step | 
     return Activate(model, release) if state.verified else Verify(release)
 
 
+def _repair(model: str, wanted: str, have: DeviceState, now: float) -> Step | None:
+    """Where the wanted release is refused, and nothing runs: what ran before is brought back, should it be spoilt."""
+    refused = have.releases.get(wanted, ReleaseState()).refused
+    before = have.committed.get(model, "")
+    return _towards(model, before, have, now) if refused and before and model not in have.running else None
+
+
 def _tidy(want: Statement, have: DeviceState, now: float) -> Step | None:
     """What is left to do once no wanted model can be brought further."""
     unwanted = sorted(set(have.running) - {wanted.model for wanted in want.releases})
-    if unwanted:
+    if unwanted and now >= have.local_retry_at:
         return Retire(unwanted[0])
-    settled = all(have.running.get(wanted.model) == wanted.release for wanted in want.releases)
+    settled = not have.trials and all(have.running.get(one.model) == one.release for one in want.releases)
     return _report(have, now) or (Clean() if have.litter and settled else None)
 
 
-def wake_at(have: DeviceState) -> float:
-    """When time alone could bring a new step."""
+def wake_at(have: DeviceState, now: float) -> float:
+    """When, after `now`, time alone could bring a new step."""
     moments = [state.retry_at for state in have.releases.values() if state.tries and not state.refused]
     if have.online and have.offer is not None:
         moments.append(have.offer_retry_at)
     if have.online and not have.reported:
         moments.append(have.report_retry_at)
-    return min(moments, default=float("inf"))
+    moments += [have.local_retry_at, have.began + have.health_s]
+    moments += [trial.since + have.health_s for trial in have.trials.values()]
+    return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
 def model_states(want: Statement | None, have: DeviceState) -> tuple[ModelState, ...]:
@@ -194,24 +305,39 @@ def model_states(want: Statement | None, have: DeviceState) -> tuple[ModelState,
 
 def _model_state(model: str, wanted: str, have: DeviceState) -> ModelState:
     running = have.running.get(model, "")
+    trial = have.trials.get(model)
     if running and running == wanted:
-        return ModelState(model, running, wanted, "running")
+        if trial is None:
+            return ModelState(model, running, wanted, "running")
+        detail = f"its own part failed: {trial.error}" if trial.error else ""
+        return ModelState(model, running, wanted, "trial", detail)
+    if wanted in have.held:
+        return ModelState(model, running, wanted, "safe mode", have.safe_mode)
     state = have.releases.get(wanted, ReleaseState())
+    if state.bad:
+        return ModelState(model, running, wanted, "rolled back", state.refused)
     if state.refused or state.trouble:
         return ModelState(model, running, wanted, "failed", state.refused or state.trouble)
     if not wanted:
         return ModelState(model, running, wanted, "running")
-    return ModelState(model, running, wanted, "staged" if state.staged else "fetching")
+    return ModelState(model, running, wanted, "staged" if state.staged else "fetching", state.waits_for)
 
 
 def after_failure(state: ReleaseState, error: Exception, now: float, jitter: float) -> ReleaseState:
     """What a failed step makes of a release. Only what may go better another time is tried again."""
     text = str(error) or type(error).__name__
-    if isinstance(error, FINAL):
+    if is_final(error):
         return replace(state, refused=text)
+    if isinstance(error, NotNow):
+        return replace(state, waits_for=text, trouble="", tries=1, retry_at=now + error.look_again_s)
     pause_s = pause_after(state.tries, jitter) if isinstance(error, LinkError) else LONGEST_PAUSE_S
     trouble = "" if isinstance(error, LinkError) and state.tries < 3 else text
     return replace(state, trouble=trouble, tries=state.tries + 1, retry_at=now + pause_s)
+
+
+def is_final(error: Exception) -> bool:
+    """Would the same bytes bring it again?"""
+    return isinstance(error, FINAL) and not isinstance(error, Expired)
 
 
 def pause_after(tries: int, jitter: float) -> float:
@@ -243,7 +369,27 @@ class Hands(Protocol):
         ...
 
     def activate(self, model: str, release: str) -> None:
-        """Commit, and answer by it from now on."""
+        """On trial, on disk; and answer by it from now on."""
+        ...
+
+    def check_again(self, model: str) -> None:
+        """Run the golden inputs of what is on trial once more; InferenceFailed where it fails them."""
+        ...
+
+    def commit(self, model: str) -> None:
+        """The release on trial was found healthy."""
+        ...
+
+    def roll_back(self, model: str, reason: str) -> None:
+        """Answer by what was committed before; the release on trial is bad."""
+        ...
+
+    def find_healthy(self) -> None:
+        """This start was found healthy."""
+        ...
+
+    def standing(self) -> Standing:
+        """What is on disk, and what is served."""
         ...
 
     def retire(self, model: str) -> None:
@@ -254,8 +400,8 @@ class Hands(Protocol):
         """Drop what is neither wanted nor running."""
         ...
 
-    def report(self, counter: int, models: tuple[ModelState, ...]) -> None:
-        """Tell the controller."""
+    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
+        """Tell the controller: each model; why we are in safe mode, if we are; why its word is not obeyed."""
         ...
 
     def look(self, release: str) -> ReleaseState:
@@ -264,25 +410,30 @@ class Hands(Protocol):
 
 
 class Updater:
-    """The loop. `offer`, `online` and `damaged` may be called from any thread; steps run on its own."""
+    """The loop. `offer`, `online` and `ran` may be called from any thread; steps run on its own."""
 
-    def __init__(self, hands: Hands, *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, hands: Hands, *, clock: Callable[[], float] = monotonic, health_s: float = HEALTH_S) -> None:
         self._hands = hands
         self._clock = clock
         self._changed = threading.Condition()
         self._want: Statement | None = None
-        self._have = DeviceState()
+        self._have = DeviceState(health_s=health_s)
         self._offers = 0
         self._offer_tries = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="updates", daemon=True)
 
-    def start(self, want: Statement | None, running: Mapping[str, str]) -> None:
-        """Begin from what the last run left."""
-        self._want = want
-        releases = {one.release: self._hands.look(one.release) for one in want.releases} if want else {}
-        self._have = replace(self._have, running=dict(running), releases=releases, litter=True, reported=False)
+    def start(self, want: Statement | None) -> None:
+        """Begin from what the last run left, and go on by a thread."""
+        self.begin(want)
         self._thread.start()
+
+    def begin(self, want: Statement | None) -> None:
+        """Begin from what the last run left; who calls this and not `start` takes the steps by `take_step`."""
+        self._want = want
+        self._have = replace(self._have, began=self._clock(), litter=True, reported=False)
+        self._look_around()
+        self._note(releases=self._looks(want))
 
     def stop(self) -> None:
         """End the loop after the step it is in."""
@@ -310,6 +461,18 @@ class Updater:
             self._have = replace(self._have, offer_retry_at=0.0, report_retry_at=0.0)
             self._changed.notify_all()
 
+    def ran(self, release: str, error: Exception | None) -> None:
+        """The device's own part of a release has done its work (None), or has failed."""
+        if error is None and not self._have.trials:
+            return  # the way of every request on every day but a few: no lock
+        with self._changed:
+            trials = dict(self._have.trials)
+            for model, trial in self._have.trials.items():
+                if trial.release == release:
+                    trials[model] = trial.after(error, self._clock())
+            self._have = replace(self._have, trials=trials)
+            self._changed.notify_all()
+
     @property
     def snapshot(self) -> tuple[Statement | None, DeviceState]:
         """For people and telemetry."""
@@ -317,23 +480,29 @@ class Updater:
             return self._want, self._have
 
     def _loop(self) -> None:
-        while True:
+        while not self._stopping:
+            if self.take_step() is not None:
+                continue
             with self._changed:
-                if self._stopping:
-                    return
                 now = self._clock()
-                step = next_step(self._want, self._have, now)
-                if step is None:
-                    pause_s = wake_at(self._have) - now
+                if not self._stopping and next_step(self._want, self._have, now) is None:
+                    pause_s = wake_at(self._have, now) - now
                     self._changed.wait(None if pause_s == float("inf") else max(0.01, pause_s))
-                    continue
-            try:
-                self._carry_out(step)
-            except Exception as error:
-                # A fault of ours must not end updates for ever: it is logged whole and counts as a failed try.
-                if not isinstance(error, (EdgeError, OSError)):
-                    log.exception("step %s failed", step)
-                self._failed(step, error)
+
+    def take_step(self) -> Step | None:
+        """Carry out the next step, if there is one now; which it was."""
+        with self._changed:
+            step = next_step(self._want, self._have, self._clock())
+        if step is None:
+            return None
+        try:
+            self._carry_out(step)
+        except Exception as error:
+            # A fault of ours must not end updates for ever: it is logged whole and counts as a failed try.
+            if not isinstance(error, (EdgeError, OSError)):
+                log.exception("step %s failed", step)
+            self._failed(step, error)
+        return step
 
     def _carry_out(self, step: Step) -> None:
         if isinstance(step, Consider):
@@ -352,10 +521,23 @@ class Updater:
             self._became(step.release, replace(self._state(step.release), verified=True))
         elif isinstance(step, Activate):
             self._hands.activate(step.model, step.release)
-            self._runs({**self._have.running, step.model: step.release})
+            self._changed_standing()
+        elif isinstance(step, CheckAgain):
+            self._hands.check_again(step.model)
+            self._checked(step.model)
+        elif isinstance(step, Commit):
+            self._hands.commit(step.model)
+            self._changed_standing()
+        elif isinstance(step, RollBack):
+            self._hands.roll_back(step.model, step.reason)
+            self._changed_standing()
+            self._note(releases=self._looks(self._want))
+        elif isinstance(step, FindHealthy):
+            self._hands.find_healthy()
+            self._look_around()
         elif isinstance(step, Retire):
             self._hands.retire(step.model)
-            self._runs({model: release for model, release in self._have.running.items() if model != step.model})
+            self._changed_standing()
         elif isinstance(step, Report):
             self._report()
         elif self._want is not None:
@@ -367,23 +549,31 @@ class Updater:
         log.info(
             "statement %d: %s", statement.counter, ", ".join(f"{w.model}={w.release[:12]}" for w in statement.releases)
         )
-        releases = {one.release: self._hands.look(one.release) for one in statement.releases}
+        self._look_around()
+        releases = self._looks(statement)
         with self._changed:
             if statement == self._want:  # said again: what was refused under it stays refused
                 releases = {**releases, **{name: state for name, state in self._have.releases.items() if state.refused}}
             self._want = statement
             offer = None if self._have.offer == raw else self._have.offer
             self._have = replace(self._have, releases=releases, offer=offer, reported=False, litter=True)
+            self._have = replace(self._have, offer_trouble="")
 
     def _report(self) -> None:
         with self._changed:
             want, have = self._want, self._have
             self._have = replace(have, reported=True)
-        self._hands.report(want.counter if want else 0, model_states(want, have))
+        self._hands.report(want.counter if want else 0, model_states(want, have), have.safe_mode, have.offer_trouble)
 
     def _superseded(self) -> Callable[[], bool]:
+        """A download gives way to what is newer, and to the health of what runs."""
         seen = self._offers
-        return lambda: self._stopping or self._offers != seen or not self._have.online
+        return lambda: (
+            self._stopping
+            or self._offers != seen
+            or not self._have.online
+            or health_step(self._have, self._clock()) is not None
+        )
 
     def _state(self, release: str) -> ReleaseState:
         return self._have.releases.get(release, ReleaseState())
@@ -392,11 +582,48 @@ class Updater:
         with self._changed:
             before = self._state(release)
             self._have = replace(self._have, releases={**self._have.releases, release: state})
-            if (before.staged, before.trouble) != (state.staged, state.trouble):
+            if (before.staged, before.trouble, before.waits_for) != (state.staged, state.trouble, state.waits_for):
                 self._have = replace(self._have, reported=False)
 
-    def _runs(self, running: Mapping[str, str]) -> None:
-        self._note(running=dict(running), reported=False, litter=True)
+    def _changed_standing(self) -> None:
+        self._look_around()
+        self._note(reported=False, litter=True)
+
+    def _look_around(self) -> None:
+        """Take in what is on disk and served now. A release that was on trial before keeps what was seen of it."""
+        now, stands = self._clock(), self._hands.standing()
+        with self._changed:
+            seen = self._have.trials
+            trials = {
+                model: seen[model] if model in seen and seen[model].release == release else Trial(release, now)
+                for model, release in stands.trials.items()
+            }
+            self._have = replace(
+                self._have, running=stands.running, committed=stands.committed, held=stands.held,
+                safe_mode=stands.safe_mode, starts=stands.starts, trials=trials,
+            )  # fmt: skip
+
+    def _looks(self, statement: Statement | None) -> dict[str, ReleaseState]:
+        """How far what is wanted has come, and what was committed before and does not run."""
+        wanted = {one.release for one in statement.releases} if statement else set()
+        resting = {one for model, one in self._have.committed.items() if model not in self._have.running}
+        return {release: self._hands.look(release) for release in sorted(wanted | resting)}
+
+    def _checked(self, model: str) -> None:
+        with self._changed:
+            trial = self._have.trials.get(model)
+            if trial is not None:
+                self._have = replace(self._have, trials={**self._have.trials, model: replace(trial, unchecked=False)})
+
+    def _check_failed(self, step: CheckAgain, error: Exception) -> None:
+        """Wrong answers condemn; golden inputs that are not here to be run say nothing."""
+        trial = self._have.trials.get(step.model)
+        if trial is None or trial.release != step.release:
+            return
+        if is_final(error) or not isinstance(error, (EdgeError, OSError)):
+            trial = replace(trial, condemned=f"its golden inputs fail now: {error}")
+        trial = replace(trial, unchecked=False)
+        self._have = replace(self._have, trials={**self._have.trials, step.model: trial}, reported=False)
 
     def _note(self, **changes: Any) -> None:
         with self._changed:
@@ -412,16 +639,28 @@ class Updater:
                 self._have = replace(self._have, reported=False, report_retry_at=now + pause_after(1, jitter))
             elif isinstance(step, Clean):
                 self._have = replace(self._have, litter=False)
-            elif not isinstance(step, Retire):
+            elif isinstance(step, CheckAgain):
+                self._check_failed(step, error)
+            elif isinstance(step, (Commit, RollBack, FindHealthy, Retire)):
+                self._have = replace(self._have, local_retry_at=now + pause_after(3, jitter))
+            else:
                 state = after_failure(self._state(step.release), error, now, jitter)
-                self._have = replace(self._have, releases={**self._have.releases, step.release: state}, reported=False)
+                if isinstance(step, Stage) and isinstance(error, LinkError):
+                    state = replace(state, whole=False)  # what was whole was spoilt meanwhile, and is completed
+                known = isinstance(error, NotNow) and self._state(step.release).waits_for == state.waits_for
+                reported = self._have.reported and known
+                releases = {**self._have.releases, step.release: state}
+                self._have = replace(self._have, releases=releases, reported=reported)
 
     def _offer_failed(self, step: Consider, error: Exception, now: float, jitter: float) -> None:
         """A statement that is not believed is gone; one that could not be checked or kept just now waits."""
         if self._have.offer != step.raw:
             return
-        if isinstance(error, FINAL):
-            self._have = replace(self._have, offer=None, reported=False)
-        else:
-            self._offer_tries += 1
-            self._have = replace(self._have, offer_retry_at=now + pause_after(self._offer_tries, jitter))
+        trouble = f"the newest statement is not obeyed: {error}"
+        if is_final(error):
+            self._have = replace(self._have, offer=None, offer_trouble=trouble, reported=False)
+            return
+        self._offer_tries += 1
+        self._have = replace(self._have, offer_retry_at=now + pause_after(self._offer_tries, jitter))
+        if not isinstance(error, LinkError) and trouble != self._have.offer_trouble:
+            self._have = replace(self._have, offer_trouble=trouble, reported=False)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
+from edgesplit.floor import Floor
 from edgesplit.messages import ModelState
+from edgesplit.names import ModelRef
 from edgesplit.plan import Plan
-from edgesplit.release import Manifest, Statement
-from edgesplit.releases import Release, open_release, remove_release, stored_releases, write_release
+from edgesplit.release import Manifest, Statement, device_slices
+from edgesplit.releases import Release, adopt_release, open_release, remove_remains, stored_releases
 from edgesplit.runtime import Runtime
+from edgesplit.sealed import golden_chunks
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
-from edgesplit_agent.active import ActiveRelease, check_golden, device_slices, load, plan_for
-from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent import activation
+from edgesplit_agent.activation import Current, Slots
+from edgesplit_agent.active import ActiveRelease, check_golden, load, plan_for
+from edgesplit_agent.chunks import ChunkStore, Layout
 from edgesplit_agent.engine import Engine
-from edgesplit_agent.folder import Current, DataFolder, Identity
-from edgesplit_agent.updates import ReleaseState
+from edgesplit_agent.fetch_hours import FetchHours
+from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.given_keys import GivenKeys
+from edgesplit_agent.updates import ReleaseState, Standing
 from edgesplit_agent.uplink import Uplink
 
 log = logging.getLogger(__name__)
@@ -42,33 +50,110 @@ class Work:
         engine: Engine,
         store: ChunkStore,
         make_runtime: Callable[[Plan], Runtime],
+        *,
+        floor: Floor | None = None,
+        endpoint: Callable[[], None] = lambda: None,
+        hours: FetchHours | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
+        """`endpoint` raises where applications are not answered; `now` is the wall clock, in Unix seconds."""
         self._folder = folder
         self._identity = identity
         self._engine = engine
         self._make_runtime = make_runtime
+        self._floor = floor
         self._root = identity.tuf_root.encode()
-        self._trust = TrustStore(folder.trust, self._root)
+        self._trust = TrustStore(folder.trust, self._root, now=now)
+        self._endpoint = endpoint
         self._store = store
         self._papers: dict[str, _Paper] = {}
         self._loaded: dict[str, ActiveRelease] = {}
-        self._current = folder.current()
+        self._current = Current()
+        self._starts_before = 0
+        self._wanted: set[str] = set()
+        """Releases that the newest believed statement names."""
+        self._urgent: set[str] = set()
+        """Those of them that are fetched at any hour."""
+        self._hours = hours or FetchHours(())
+        self._keys = GivenKeys(folder.encryption_key_file, identity, folder.releases)
         self._uplink: Uplink | None = None
 
-    def boot(self) -> tuple[Statement | None, dict[str, str]]:
-        """Serve what ran last, without a network: signatures and digests are checked anew, expiry is not.
+    def boot(self) -> Statement | None:
+        """Serve what ran last, without a network: signatures and digests are checked anew, expiry is not. Returns what
+        was wanted when we stopped.
 
-        A model whose slices are spoiled is left out, to be fetched again; the others go on.
+        A release on trial whose slices are spoiled gives way to the one before it; a model of which nothing is whole is
+        left out, to be fetched again; the others go on. In safe mode nothing is loaded.
         """
-        running: dict[str, str] = {}
-        for model, release in self._current.models.items():
+        self._begin()
+        want = self._stored_statement()  # with the keys that loading needs
+        if self._current.safe is not None:
+            log.error("safe mode, no model is loaded: %s", self._current.safe.reason)
+            return want
+        for model, slots in list(self._current.models.items()):
+            if self._serves(model, slots.running) or not slots.trial:
+                continue
+            self._keep(activation.withdrawn(self._current, model), "what was on trial is spoilt")
+            if slots.committed:
+                self._serves(model, slots.committed)
+        return want
+
+    def _begin(self) -> None:
+        """Count this start, on disk before anything is loaded. A disk that cannot be written stops nobody."""
+        found = self._folder.current()
+        if found is None:
+            found = Current(models=self._rebuilt())
+        self._starts_before = found.starts
+        begun = activation.begun(found)
+        if begun.starts == 1:  # the count has led to something, and begins anew
+            self._starts_before = 0
+        for release in sorted(set(begun.bad) - set(found.bad)):
+            log.error("release %s is not loaded again: %s", release[:12], begun.bad[release])
+        self._keep(begun, "this start is not counted")
+
+    def _rebuilt(self) -> dict[str, Slots]:
+        """What ran, where `current.json` is lost: of each model the whole release that has been here longest, which is
+        the likeliest to be a good one, on trial. The next statement puts right what is wrong."""
+        found: dict[str, Slots] = {}
+        shelf = self._folder.releases
+        for release in sorted(stored_releases(shelf), key=lambda name: (shelf / name).stat().st_mtime):
             try:
-                self._engine.serve(model, self._load(release))
-                running[model] = release
-                log.info("serving %s from release %s", model, release[:12])
-            except (EdgeError, OSError) as error:
-                log.error("%s cannot be served from what is here: %s", model, error)
-        return self._stored_statement(), running
+                opened = self._open(release)
+                model = ModelRef.parse(opened.manifest.model).name
+                if model not in found and opened.has_slices(self._slices(opened.manifest)):
+                    found[model] = Slots(trial=release)
+                    log.warning("current.json is lost: %s runs from release %s, found here", model, release[:12])
+            except EdgeError as error:
+                log.warning("release %s cannot be used: %s", release[:12], error)
+        return found
+
+    def _serves(self, model: str, release: str) -> bool:
+        """Load a release and answer by it; False, and why in the log, if it cannot be."""
+        try:
+            self._engine.serve(model, self._load(release))
+        except (EdgeError, OSError) as error:
+            log.error("%s cannot be served from release %s as it is here: %s", model, release[:12], error)
+            return False
+        log.info("serving %s from release %s", model, release[:12])
+        return True
+
+    def stopped(self) -> None:
+        """We end because we were asked to: this start is neither good nor bad."""
+        if self._current.starts > self._starts_before:
+            self._keep(activation.stopped(self._current, self._starts_before), "this start stays counted")
+
+    def standing(self) -> Standing:
+        """What is on disk, and what is served."""
+        now = self._current
+        running = {model: active.digest for model, active in self._engine.serving.items()}
+        return Standing(
+            running=running,
+            trials={model: slots.trial for model, slots in now.models.items() if slots.trial},
+            committed={model: slots.committed for model, slots in now.models.items() if slots.committed},
+            held=frozenset(now.safe.held if now.safe else ()),
+            safe_mode=now.safe.reason if now.safe else "",
+            starts=now.starts,
+        )
 
     def _stored_statement(self) -> Statement | None:
         """What was wanted when we stopped, if that can still be believed; what runs does not hang on it."""
@@ -76,10 +161,17 @@ class Work:
             return None
         try:
             proof = self._trust.proof()
-            return verify_statement_offline(self._current.statement, self._identity.device, proof, self._root)
+            stored = verify_statement_offline(self._current.statement, self._identity.device, proof, self._root)
         except EdgeError as error:
             log.warning("the stored statement cannot be verified until the controller is reached: %s", error)
             return None
+        self._wants(stored)
+        return stored
+
+    def _wants(self, statement: Statement) -> None:
+        self._keys.take(statement)
+        self._wanted = {one.release for one in statement.releases}
+        self._urgent = {one.release for one in statement.releases if one.now}
 
     def connect(self, uplink: Uplink) -> None:
         """From now on there is a network to fetch by and report to."""
@@ -101,98 +193,179 @@ class Work:
         """Refresh the metadata, then believe the statement or not. A believed one is kept for the next start."""
         self._trust.refresh(self._fetch)
         statement = self._trust.statement(raw, self._identity.device, install=True)
-        self._commit(Current(statement=raw, counter=statement.counter, models=self._current.models))
+        wanted = [one.release for one in statement.releases]
+        was_safe = self._current.safe is not None
+        self._commit(activation.obeying(self._current, raw, statement.counter, wanted))
+        if was_safe and self._current.safe is None:
+            log.warning("safe mode ends: something else is to run")
+        self._wants(statement)
         return statement
 
     def fetch_manifest(self, release: str) -> None:
-        """Get the manifest, and what proves it without a network."""
-        raw = self._trust.manifest(release, self._fetch)
-        proof = self._trust.proof()
-        self._papers[release] = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
+        """Get the manifest, and what proves it without a network: of a recut also what it is a recut of. What cannot be
+        decrypted here is not fetched."""
+        raw, proof = self._trust.proven(release, self._fetch)
+        paper = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
+        self._keys.of(release, paper.manifest, self._slices(paper.manifest))
+        self._papers[release] = paper
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
-        """Get the chunks that are not here, if the disk holds what they make."""
-        paper = self._paper(release)
-        wanted = self._wanted_chunks(paper.manifest)
-        missing = self._store.missing(wanted)
-        self._store.check_room(missing, sum(wanted.values()))
-        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(wanted))
-        self._net.chunks.fetch(release, missing, superseded)
+        """Get the chunks that are not here, if there is room for them and now is the time."""
+        manifest = self._paper(release).manifest
+        layout = Layout.of(release, manifest, self._slices(manifest))
+        assembly = self._store.assembly(layout)
+        missing = assembly.missing()
+        if not missing:
+            return True
+        self._store.make_room(layout, missing, self._protected())
+        urgent = release in self._urgent
+        self._hours.check(urgent)
+        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
+
+        def stop() -> bool:
+            return superseded() or not (urgent or self._hours.open)
+
+        self._net.chunks.fetch(release, missing, tuple(manifest.chunk_list()), assembly.put_all, stop)
+        if not superseded():
+            self._hours.check(urgent)
         return not superseded()
 
     def stage(self, release: str) -> None:
-        """Put this class's slices together, durably, under the release's digest."""
+        """Make this class's slices, which lie ready, the release: a rename."""
         paper = self._paper(release)
-        write_release(
-            self._folder.releases,
-            release,
-            paper.raw,
-            paper.proof,
-            self._chunk,
-            bootstrap_root=self._root,
-            only=self._slices(paper.manifest),
-        )
+        slices = self._slices(paper.manifest)
+        assembly = self._store.assembly(Layout.of(release, paper.manifest, slices))
+        assembly.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            adopt_release(
+                self._folder.releases, release, paper.raw, paper.proof, assembly.folder, slices,
+                bootstrap_root=self._root,
+            )  # fmt: skip
+        except TrustError as error:
+            if assembly.missing():
+                raise LinkError(f"release {release[:12]} was spoilt on disk: it is completed again") from error
+            raise
 
     def verify(self, release: str) -> None:
-        """Load it, and let it answer its golden inputs. What is loaded here is what will serve."""
-        active = self._load(release)
-        for golden in active.manifest.golden:
-            check_golden(active, golden, self._chunk)
-        self._loaded[release] = active
+        """Load it, and let it answer its golden inputs. What is loaded here is what will serve.
+
+        That it is tried is on disk before: a load that ends this process, often enough, is not tried again.
+        """
+        self._commit(activation.trying(self._current, release))
+        try:
+            active = self._load(release)
+            self._answer_golden(active)
+            self._loaded[release] = active
+        finally:
+            self._keep(activation.tried(self._current, release), "this try stays counted")
 
     def activate(self, model: str, release: str) -> None:
-        """One rename of `current.json`; then the engine answers by it."""
+        """One rename of `current.json`; then the engine answers by it. What ran before stays here, whole."""
         active = self._loaded.get(release) or self._load(release)
         if active.model != model:
             raise TrustError(f"release {release[:12]} is of model {active.model!r}, not of {model!r}")
-        models = {**self._current.models, model: release}
-        self._commit(Current(statement=self._current.statement, counter=self._current.counter, models=models))
+        self._commit(activation.activated(self._current, model, release))
         self._engine.serve(model, active)
         self._loaded.pop(release, None)
-        log.info("activated %s from release %s", model, release[:12])
+        on_trial = ", on trial" if self._current.models[model].trial else ""
+        log.info("activated %s from release %s%s", model, release[:12], on_trial)
+
+    def check_again(self, model: str) -> None:
+        """The golden inputs once more, of what serves now."""
+        active = self._engine.serving.get(model)
+        if active is not None:
+            self._answer_golden(active)
+
+    def commit(self, model: str) -> None:
+        """The release on trial was healthy, and applications reach it."""
+        self._endpoint()
+        self._commit(activation.committed(self._current, model))
+        self._starts_before = min(self._starts_before, self._current.starts)
+        log.info("%s is committed to release %s", model, self._current.models[model].committed[:12])
+
+    def roll_back(self, model: str, reason: str) -> None:
+        """Answer by what was committed before, then say so on disk: a power cut between tries the bad one once more,
+        which is counted. With nothing whole to go back to the model is not answered at all, which beats wrongly."""
+        slots = self._current.models[model]
+        log.error("%s goes back from release %s: %s", model, slots.trial[:12], reason)
+        serving = self._engine.serving.get(model)
+        went_back = serving is not None and serving.digest == slots.committed
+        if not went_back and not (slots.committed and self._serves(model, slots.committed)):
+            self._engine.drop(model)
+        self._commit(activation.rolled_back(self._current, model, reason))
+
+    def find_healthy(self) -> None:
+        """This start was a good one."""
+        self._endpoint()
+        self._commit(activation.found_healthy(self._current))
+        self._starts_before = 0
 
     def retire(self, model: str) -> None:
         """Forget a model that nobody wants here."""
-        models = {name: release for name, release in self._current.models.items() if name != model}
-        self._commit(Current(statement=self._current.statement, counter=self._current.counter, models=models))
+        self._commit(activation.retired(self._current, model))
         self._engine.drop(model)
         log.info("retired %s", model)
 
     def clean(self, want: Statement) -> None:
         """Drop releases that neither run nor are wanted, and every chunk: what is wanted is staged."""
-        kept = {*self._current.models.values(), *(one.release for one in want.releases)}
-        for release in set(stored_releases(self._folder.releases)) - kept:
-            remove_release(self._folder.releases, release)
-            log.info("removed release %s", release[:12])
-        self._store.forget(())
+        unwanted = set(self._current.models) - {one.model for one in want.releases} - set(self._engine.serving)
+        for model in unwanted:  # spoilt, so that it never ran, and nobody asks for it any more
+            self._commit(activation.retired(self._current, model))
+        kept = {*self._protected(), *(one.release for one in want.releases)}
+        remove_remains(self._folder.releases)
+        self._store.forget(kept)
         self._papers = {release: paper for release, paper in self._papers.items() if release in kept}
         self._loaded = {release: active for release, active in self._loaded.items() if release in kept}
 
-    def report(self, counter: int, models: tuple[ModelState, ...]) -> None:
+    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
         """Tell the controller."""
-        self._net.report(counter, models)
+        self._net.report(counter, models, safe_mode, trouble)
 
     def look(self, release: str) -> ReleaseState:
         """How far it has come by what is on disk now, every byte hashed."""
+        if (reason := self._current.bad.get(release)) is not None:
+            return ReleaseState(refused=reason, bad=True)
         try:
             paper = self._papers.get(release) or self._from_disk(release)
             if paper is None:
                 return ReleaseState()
             self._papers[release] = paper
             staged = self._is_staged(release, paper.manifest)
-            wanted = self._golden_chunks(paper.manifest) if staged else self._wanted_chunks(paper.manifest)
-            return ReleaseState(manifest=True, whole=not self._store.missing(wanted), staged=staged)
+            slices = set() if staged else self._slices(paper.manifest)
+            missing = self._store.assembly(Layout.of(release, paper.manifest, slices)).missing()
+            return ReleaseState(manifest=True, whole=not missing, staged=staged)
         except EdgeError as error:
             return ReleaseState(refused=str(error))
 
     # What they are made of
 
     def _commit(self, current: Current) -> None:
-        self._folder.write_current(current)
-        self._current = current
+        """OSError where the disk does not take it; then nothing has changed."""
+        if current != self._current:
+            self._folder.write_current(current)
+            self._current = current
+
+    def _keep(self, current: Current, else_: str) -> None:
+        """As `_commit`, for what this process goes by also if the disk does not take it; `else_` says what is lost."""
+        try:
+            self._commit(current)
+        except OSError as error:
+            log.warning("cannot write current.json, %s: %s", else_, error.strerror)
+            self._current = current
+
+    def _answer_golden(self, active: ActiveRelease) -> None:
+        manifest = active.manifest
+        keys = self._keys.of(active.digest, manifest, self._slices(manifest))
+        for golden in manifest.golden:
+            check_golden(active, golden, golden_chunks(manifest, keys, self._chunk))
 
     def _load(self, release: str) -> ActiveRelease:
-        return load(self._open(release), self._identity.device_class, self._make_runtime)
+        return load(self._opened(release), self._identity.device_class, self._make_runtime, self._floor)
+
+    def _opened(self, release: str) -> Release:
+        """The release with the keys of what runs here, where it is encrypted."""
+        opened = self._open(release)
+        return replace(opened, keys=self._keys.of(release, opened.manifest, self._slices(opened.manifest)))
 
     def _open(self, release: str) -> Release:
         return open_release(self._folder.releases, release, self._root)
@@ -219,15 +392,12 @@ class Work:
             return False
 
     def _slices(self, manifest: Manifest) -> set[str]:
-        return device_slices(plan_for(manifest, self._identity.device_class), manifest)
+        return device_slices(plan_for(manifest, self._identity.device_class, self._floor), manifest)
 
-    def _wanted_chunks(self, manifest: Manifest) -> dict[str, int]:
-        return {**manifest.chunks(self._slices(manifest)), **self._golden_chunks(manifest)}
-
-    @staticmethod
-    def _golden_chunks(manifest: Manifest) -> dict[str, int]:
-        pairs = [chunk for golden in manifest.golden for chunk in (golden.request, golden.response)]
-        return {chunk.sha256: chunk.bytes for chunk in pairs}
+    def _protected(self) -> set[str]:
+        """Releases that are never dropped for another's sake: what runs or would in its place, and what is wanted."""
+        ran = {release for slots in self._current.models.values() for release in (slots.committed, slots.trial)}
+        return {*ran, *self._wanted} - {""}
 
     def _chunk(self, sha256: str) -> bytes:
         data = self._store.get(sha256)

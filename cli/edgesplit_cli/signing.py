@@ -85,7 +85,7 @@ def signatures_for(answer: Mapping[str, Any], asked: KeyChange | None, uris: Seq
     """The body that adds the signatures of these keys to the change that waits; `asked`: the change it must be."""
     try:
         change = msgspec.convert(answer["change"], KeyChange)
-        delegated = msgspec.convert(answer["delegated"], dict[str, PublicKey])
+        delegates = msgspec.convert(answer["delegates"], dict[str, PublicKey])
     except msgspec.ValidationError as error:
         raise TrustError(f"the controller's change of the keys cannot be read: {error}") from error
     if asked is not None and change != asked:
@@ -99,7 +99,7 @@ def signatures_for(answer: Mapping[str, Any], asked: KeyChange | None, uris: Seq
     next_targets = None
     if answer["next_targets"]:
         next_targets = parse(answer["next_targets"].encode(), Targets, "the next list of releases")
-        _check_list_of_change(answer, change, delegated, next_targets.signed)
+        _check_list_of_change(answer, change, delegates, next_targets.signed)
     for uri in map(signer_uri, uris):
         others: list[NotThisKey] = []
         found = [
@@ -116,20 +116,14 @@ def signatures_for(answer: Mapping[str, Any], asked: KeyChange | None, uris: Seq
 
 
 def _check_list_of_change(
-    answer: Mapping[str, Any], change: KeyChange, delegated: Mapping[str, PublicKey], following: Targets
+    answer: Mapping[str, Any], change: KeyChange, delegates: Mapping[str, PublicKey], following: Targets
 ) -> None:
     current = parse(answer["targets"].encode(), Targets, "the list of releases").signed
-    if set(delegated) != set(change.anew) & set(DELEGATED):
-        raise TrustError("the controller names keys of roles that this change is not about: nothing is signed")
+    if set(delegates) != set(change.anew) & set(DELEGATED):
+        raise TrustError("the controller names a new key for a role that was not to change: nothing is signed")
+    new_keys = {role: key.key() for role, key in delegates.items()}
     replaced = change.release_key is not None or "targets" in change.anew
-    check_targets_step(
-        current,
-        following,
-        [],
-        time.time(),
-        delegated={role: key.key() for role, key in delegated.items()},
-        replaced=replaced,
-    )
+    check_targets_step(current, following, [], time.time(), delegates=new_keys, replaced=replaced)
 
 
 def _add(

@@ -1,4 +1,5 @@
-"""The HTTP API: JSON over HTTPS, an operator's bearer token on all but health and enrolment. docs/protocol.md lists it.
+"""The HTTP API: JSON over TLS. The operator's certificate and token on all but health, enrolment and renewal.
+docs/protocol.md lists it.
 
 Promises: bodies are bounded before they are read, errors are `{"error": text, "kind": name}` with the status of their
 kind, and heavy work runs one at a time in a thread of its own, so that nothing else waits for it. What the calls do is
@@ -19,6 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
@@ -36,12 +38,15 @@ from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.devices import CLAIM_S, ClaimWish
 from edgesplit_controller.key_changes import KeyChange, PublicKey
+from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.planning import OWN_CLASS, Wish
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.rotation import GivenSignature
 
 log = logging.getLogger(__name__)
 
+OPERATOR = "operator"
+"""Whose certificate the operator's calls must show."""
 JSON_BYTES = 1_000_000
 SAMPLES_BYTES = 128 * 2**20
 BLOCK_BYTES = 1 << 20
@@ -120,14 +125,21 @@ class DeployBody(WishBody):
     """A deployment to be made."""
 
     to: list[str] = Field(max_length=10_000)
+    encrypt: bool = False
+    """Slices and golden inputs travel and are kept as ciphertext."""
+    recut: bool = False
+    """Signed by the planner, as another cut of a release."""
     elsewhere: bool = False
     """The release key lies elsewhere: answer what it must sign."""
 
+    def wish(self) -> Wish:
+        """As planning and releasing take it."""
+        return msgspec.structs.replace(super().wish(), encrypt=self.encrypt)
 
-class SignedBody(WishBody):
+
+class SignedBody(DeployBody):
     """A deployment that was prepared, and the list of releases with it, signed."""
 
-    to: list[str] = Field(max_length=10_000)
     release: str = Field(max_length=64)
     next_targets: str
 
@@ -191,6 +203,10 @@ class EnrolBody(Body):
 
     token: str = Field(max_length=256)
     csr_pem: str = Field(max_length=8_192)
+    encryption_key: str = Field(default="", max_length=64)
+    """Base64."""
+    encryption_signature: str = Field(default="", max_length=256)
+    """Base64."""
 
 
 class RenewBody(Body):
@@ -257,7 +273,13 @@ def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: H
 
 
 def _operator(request: Request) -> None:
-    """Forbidden without the operator's token."""
+    """Forbidden without the operator's certificate and token."""
+    peer: Peer | None = request.scope.get(SCOPE)
+    if peer is None or peer.name != OPERATOR:
+        shown = f"that of {peer.name!r}" if peer else "none"
+        raise Forbidden(
+            f"the operator's certificate is needed (keys/{OPERATOR}.pem in the data folder), and {shown} was shown"
+        )
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), request.app.state.token):
         raise Forbidden(
@@ -292,19 +314,20 @@ def health() -> dict[str, Any]:
 def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     """A device turns its claim token and a certificate request into a certificate."""
     _not_too_often(request)
-    return _controller(request).enrol(body.token, body.csr_pem)
+    key = _base64(body.encryption_key, "encryption_key")
+    signature = _base64(body.encryption_signature, "encryption_signature")
+    return _controller(request).enrol(body.token, body.csr_pem, key, signature)
 
 
 @open_routes.post("/renew")
 def renew(request: Request, body: RenewBody) -> dict[str, Any]:
     """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
     _not_too_often(request)
-    try:
-        signature = base64.b64decode(body.signature, validate=True)
-    except binascii.Error as error:
-        raise UsageError("signature: not base64") from error
+    peer: Peer | None = request.scope.get(SCOPE)
+    signature = _base64(body.signature, "signature")
     return _controller(request).renew(
-        Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature)
+        Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
+        shown_serial=peer.serial if peer else None,
     )
 
 
@@ -412,7 +435,8 @@ async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
     deploy = _controller(request).deploy
-    return await _heavily(request, deploy, body.model, body.to, body.link or "", body.wish(), body.elsewhere)
+    wish = body.wish()
+    return await _heavily(request, deploy, body.model, body.to, body.link or "", wish, body.recut, body.elsewhere)
 
 
 @operator_routes.post("/deployments/signed")
@@ -560,11 +584,11 @@ async def _receive(request: Request, part: Path) -> None:
             raise EdgeError(f"the upload cannot be kept: {error.strerror}") from error
 
 
-def _base64(text: str) -> bytes:
+def _base64(text: str, what: str = "a sample") -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UsageError(f"a sample is not base64: {error}") from error
+        raise UsageError(f"{what}: not base64 ({error})") from error
 
 
 def status_of(error: EdgeError) -> int:

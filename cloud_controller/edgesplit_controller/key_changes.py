@@ -18,17 +18,18 @@ from tuf.api.metadata import Delegations, Metadata, Root, Snapshot, TargetFile, 
 
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release import release_digest
-from edgesplit.trust import DIRECTOR, target_path
+from edgesplit.trust import DIRECTOR, PLANNER, target_path
 
 LIFE: Final = {
     "root": timedelta(days=3650),
     "targets": timedelta(days=365),
+    PLANNER: timedelta(days=90),
     "snapshot": timedelta(days=90),
     "timestamp": timedelta(days=7),
 }
 TOP_LEVEL: Final = ("root", "targets", "snapshot", "timestamp")
-DELEGATED: Final = (DIRECTOR,)
-"""Roles whose keys the list of releases names; they are always the controller's."""
+DELEGATED: Final = (DIRECTOR, PLANNER)
+"""Whose keys the list of releases names."""
 CHANGEABLE: Final = (*TOP_LEVEL, *DELEGATED)
 KEY_TYPES: Final = ("ed25519", "ecdsa", "rsa")
 ROOT_KEYS: Final = 16
@@ -79,14 +80,14 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def needs_root(self) -> bool:
-        """Must there be a new root? Delegated roles are named by the list of releases."""
-        only_delegated = bool(self.anew) and set(self.anew) <= set(DELEGATED)
-        return not only_delegated or bool(self.root_keys or self.threshold or self.release_key)
+        """Must there be a new root? Director and planner are named by the list of releases."""
+        rest = set(self.anew) - set(DELEGATED)
+        return bool(rest or not self.anew or self.root_keys or self.threshold or self.release_key)
 
     @property
     def needs_targets(self) -> bool:
         """Must the list of releases be signed anew?"""
-        return self.release_key is not None or bool(set(self.anew) & {"targets", *DELEGATED})
+        return self.release_key is not None or bool({"targets", *DELEGATED} & set(self.anew))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +160,20 @@ def next_targets(
     manifests: Iterable[bytes],
     version: int,
     expires: datetime,
-    delegated: Mapping[str, Key] | None = None,
+    delegates: Mapping[str, Key] | None = None,
 ) -> Targets:
-    """The list of releases that follows `targets`: with these manifests too, and with these keys of delegated roles."""
+    """The list of releases that follows `targets`: with these manifests too, and with these keys for the roles that
+    it delegates."""
     following = Targets(version, None, expires, dict(targets.targets), targets.delegations)
     for raw in manifests:
         path = target_path(release_digest(raw))
         following.targets[path] = TargetFile.from_data(path, raw, ["sha256"])
-    for role, key in sorted((delegated or {}).items()):
-        following.delegations = _rekeyed(following.delegations, role, key)
+    for role, key in (delegates or {}).items():
+        following.delegations = _with_delegate(following.delegations, role, key)
     return following
 
 
-def _rekeyed(delegations: Delegations | None, role: str, key: Key) -> Delegations:
-    """With `key` as the only one of that delegated role."""
+def _with_delegate(delegations: Delegations | None, role: str, key: Key) -> Delegations:
     if delegations is None or role not in (delegations.roles or {}):
         raise UsageError(f"the list of releases names no {role}; restore the repository from a backup")
     changed = Delegations.from_dict(delegations.to_dict())
@@ -210,14 +211,14 @@ def check_targets_step(
     manifests: Sequence[bytes],
     now: float,
     *,
-    delegated: Mapping[str, Key] | None = None,
+    delegates: Mapping[str, Key] | None = None,
     replaced: bool = False,
 ) -> None:
     """TrustError unless `following` is exactly `targets` with these releases more: asked before it is signed.
 
     `replaced`: its key is another, so that versions may begin anew (a thief of the old one may have counted ahead).
     """
-    wanted = next_targets(targets, manifests, following.version, following.expires, delegated)
+    wanted = next_targets(targets, manifests, following.version, following.expires, delegates)
     if following.to_dict() != wanted.to_dict():
         raise TrustError("the list of releases is not the published one with this change alone: nothing is signed")
     if following.version <= targets.version and not replaced:

@@ -19,7 +19,7 @@ from edgesplit.errors import UsageError
 from edgesplit.identity import load_or_make_key
 from edgesplit_controller.signers import FILE, make_key_file, open_signer
 
-ROLES: Final = ("root", "targets", "snapshot", "timestamp", "director")
+ROLES: Final = ("root", "targets", "snapshot", "timestamp", "director", "planner")
 
 
 class SignerEntry(msgspec.Struct, frozen=True):

@@ -67,6 +67,11 @@ class Pending(msgspec.Struct, frozen=True):
     """The version of the list of releases that `targets` follows."""
 
 
+def delegates_of(pending: Pending) -> dict[str, Key]:
+    """The new keys of the roles that the list of releases delegates."""
+    return {role: key.key() for role, key in pending.online.items() if role in DELEGATED}
+
+
 class Rotation:
     """Changes of one repository's keys. One at a time; an unfinished one is finished here if it can be."""
 
@@ -183,14 +188,14 @@ class Rotation:
             "targets": targets.decode(),
             "next_root": pending.root,
             "next_targets": pending.targets,
-            "delegated": msgspec.to_builtins(_delegated(pending)),
+            "delegates": {role: msgspec.to_builtins(key) for role, key in pending.online.items() if role in DELEGATED},
             **self._told(pending),
         }
 
     def _told(self, pending: Pending) -> dict[str, Any]:
         root = self._root_of(pending)
         lines = told(self._repository.trusted_root(), root.signed) if root else []
-        lines += [f"{role}: new key {short(key.keyid)}" for role, key in _delegated(pending).items()]
+        lines += [f"{role}: new key {short(key.keyid)}" for role, key in delegates_of(pending).items()]
         missing = [msgspec.to_builtins(one) for one in self.missing(pending)]
         return {"began": pending.began, "changes": lines, "missing": missing}
 
@@ -221,7 +226,7 @@ class Rotation:
             [],
             repository.next_targets_version(anew=_new_release_key(pending.change)),
             repository.expiry("targets"),
-            {role: key.key() for role, key in _delegated(pending).items()},
+            delegates_of(pending),
         )
         return msgspec.structs.replace(pending, targets=_json(Metadata(following)), base=current.version)
 
@@ -308,11 +313,6 @@ class Rotation:
     def _remove(self) -> None:
         self._file.unlink(missing_ok=True)
         sync_folder(self._file.parent)
-
-
-def _delegated(pending: Pending) -> dict[str, PublicKey]:
-    """The new keys that the list of releases must name."""
-    return {role: key for role, key in pending.online.items() if role in DELEGATED}
 
 
 def _add(metadata: Metadata[Any], given: Sequence[GivenSignature], roots: Sequence[Root], role: str) -> None:

@@ -58,6 +58,8 @@ def shown_device(device: Device, state: str, desired: Sequence[Desired], copied:
         "acted_upon": reported.get("counter"),
         "desired": [{"model": row.model, "release": row.release, "deployment": row.deployment} for row in desired],
         "models": list(reported.get("models", [])),
+        "safe_mode": reported.get("safe_mode", ""),
+        "trouble": reported.get("trouble", ""),
         "telemetry": device.telemetry,
     }
 

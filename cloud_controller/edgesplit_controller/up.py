@@ -5,7 +5,7 @@ started is told in one line (UsageError).
 
     DATA/controller.db    models, devices, releases, deployments    DATA/lock             who runs on this folder
     DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
-    DATA/keys/            the authority and our own certificates    DATA/ca.pem           for clients of the API
+    DATA/keys/            authority, certificates, content.key      DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
     DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
     DATA/offload/         root.json, revoked.pem and releases/ for the offload server
@@ -20,7 +20,6 @@ import os
 import secrets
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -38,16 +37,18 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
 from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
-from edgesplit_controller.api import Heavy, create_app
+from edgesplit_controller.api import OPERATOR, Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.children import Child
+from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
-from edgesplit_controller.database import Database
+from edgesplit_controller.database import Database, Device
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
+from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
@@ -126,6 +127,7 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     controller, delivery, revocations = _assemble(settings, authority, repository, rotation, stack)
     controller.signing.catch_up()
     revocations.publish()
+    authority.issue_client(OPERATOR)
     revocations.tell(_broker(settings, credentials["broker"], stack))
     _mqtt(settings, authority, delivery, stack)
     stack.callback(revocations.stop)
@@ -151,9 +153,15 @@ def _assemble(
     blobs.clear_incoming()
     registry = Registry(database, blobs, now=now)
     planning = Planning(database, registry, now=now)
+    content_keys = load_or_make_content_keys(data / "keys" / "content.key")
     releasing = Releasing(
-        database, blobs, registry, planning, repository, offload_releases=data / OFFLOAD / "releases", now=now
-    )
+        database, blobs, registry, planning, repository,
+        offload_releases=data / OFFLOAD / "releases", content_keys=content_keys, now=now,
+    )  # fmt: skip
+
+    def wrapped(device: Device, release: str) -> bytes:
+        return content_keys.wrapped(device, release, releasing.manifest(release))
+
     devices = Devices(database, stale_after_s=settings.stale_after_s, now=now)
     revocations = Revocations(
         authority,
@@ -169,7 +177,7 @@ def _assemble(
         for device in taken.intruders:
             revocations.cut(device)
 
-    director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now)
+    director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now, wrap=wrapped)
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -254,6 +262,7 @@ def _api(
     app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy())
     config = uvicorn.Config(
         app,
+        http=TellingPeers,
         ssl_certfile=credentials.certificate_file,
         ssl_keyfile=credentials.key_file,
         log_config=None,
@@ -264,8 +273,8 @@ def _api(
         timeout_graceful_shutdown=3,
     )
     config.load()
-    if config.ssl is not None:
-        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Mutual, but for who has no certificate yet, or one that expired: what those may is the application's to say.
+    config.ssl = credentials.server_context(client_required=False)
     server = uvicorn.Server(config)
     listener = _listener(settings.address, settings.api_port)
     stack.callback(listener.close)

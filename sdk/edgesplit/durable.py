@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+
+_making = threading.Lock()
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace `path` by `data` so that afterwards it holds the old bytes or the new, never a part of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -21,6 +24,27 @@ def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def make_folders(folder: Path) -> None:
+    """Make `folder` and the parents that it lacks, so that they survive a power cut: what is written into a folder
+    whose own name was never synced is lost with it."""
+    with _making:  # nobody may take a folder for settled that another thread has not synced yet
+        _make_folders(folder)
+
+
+def _make_folders(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sweep_parts(folder: Path) -> None:
+    """Remove what `write_durably` left in `folder` when it was cut off. Nobody else may be writing there."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

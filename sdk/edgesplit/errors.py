@@ -43,6 +43,10 @@ class TrustError(EdgeError):
     exit_code = 6
 
 
+class Expired(TrustError):
+    """It was true and is too old to install anything by, or this clock is wrong. Keep what runs; ask again later."""
+
+
 class MalformedMessage(EdgeError):
     """Bytes no correct peer would send."""
 

@@ -163,8 +163,8 @@ class SmallController:
         self.chunks_sent.append(sha256)
         return next(made.chunks[sha256] for made in self.made.values() if sha256 in made.chunks)
 
-    def _chunks_of(self, digest: str) -> frozenset[str]:
-        return frozenset(self.made[digest].chunks) if digest in self.made else frozenset()
+    def _chunks_of(self, digest: str) -> tuple[str, ...]:
+        return tuple(release.decode_manifest(self.made[digest].raw).chunk_list()) if digest in self.made else ()
 
     def _statements(self, devices: object) -> Mapping[str, bytes]:
         return {DEVICE: self.statement} if self.statement else {}
@@ -231,7 +231,7 @@ class Process:
             "--claim",
             str(self.claim),
         ]
-        argv += ["--port", "0", "--die-with-parent", "--log-level", "debug", *self.extra]
+        argv += ["--port", "0", "--die-with-parent", "--log-level", "debug", "--health-seconds", "0.2", *self.extra]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)

@@ -12,7 +12,7 @@ from edgesplit.errors import NotFound, TrustError, UsageError
 from edgesplit_cli.api import Api
 from edgesplit_cli.signing import signed_release
 from edgesplit_controller.signers import make_key_file
-from harness import Agent, Cloud, eventually, frame_input, frames
+from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +95,16 @@ def test_enrolled_devices_follow_a_root_that_moves_away(cloud: Cloud, agent: Age
 def test_a_release_without_the_right_key_is_refused_and_changes_nothing(
     cloud: Cloud, agent: Agent, operator: Path
 ) -> None:
-    """No key: the error says what to give. Another key: refused here already. Devices are told nothing."""
+    """No key for a first release: the error says what to give. Another key: refused here already. Devices are told
+    nothing."""
+    never = ("--name", "never", "--input", "image/jpeg 128x128 q90 rgb nhwc scale=1/255")
+    cloud.edgectl("model", "push", str(DIGITS / "digits.tflite"), *never)
     wrong = operator.parent / "wrong.pem"
     if not wrong.exists():
         make_key_file(wrong)
     before, deployments = published(cloud), cloud.api.get("/v1/deployments")
 
-    assert "--sign-with" in cloud.edgectl("deploy", "digits", "--partition", "cloud", "--to", "cam", code=2)
+    assert "--sign-with" in cloud.edgectl("deploy", "never", "--to", "cam", code=2)
     said = cloud.edgectl(
         "deploy", "digits", "--partition", "cloud", "--to", "cam", "--sign-with", str(wrong), "--yes", code=6
     )
@@ -239,3 +242,17 @@ def test_a_restarted_controller_goes_on_without_the_keys(cloud: Cloud, agent: Ag
     ).read_bytes()
     eventually("the offload server helps again", lambda: helped(agent))
     assert cloud.json("deploy", "digits", "--partition", "cloud", "--to", "cam", "--wait", "120")["deployment"]
+
+
+def test_another_cut_needs_no_release_key(cloud: Cloud, agent: Agent, operator: Path) -> None:
+    """What was released once is cut anew by the planner's key, which the controller holds; the planner's key changes
+    by a signature of the release key, and the next cut is believed too."""
+    deployed(cloud, operator, "device", "cam")
+    layers = [one["name"] for one in cloud.json("model", "show", "digits")["layers"]]
+    for number, after in enumerate((layers[10], layers[20])):
+        if number:
+            sign = ("--sign-with", str(operator / "release.pem"))
+            cloud.edgectl("keys", "rotate", "planner", *sign)
+        made = cloud.json("deploy", "digits", "--partition", after, "--to", "cam", "--wait", "120")
+        assert made["signed_by"] == "planner" and made["recut_of"]
+        eventually("an answer cut there", lambda after=after: helped(agent))

@@ -20,10 +20,11 @@ from edgesplit.errors import NotFound, UsageError
 from edgesplit.http1 import Request, Server
 from edgesplit.plan import Conditions, Link
 from edgesplit.report import Report
+from edgesplit_agent.activation import Current, SafeMode, Slots
 from edgesplit_agent.agent import host_and_port
 from edgesplit_agent.endpoint import Endpoint, is_local
 from edgesplit_agent.engine import Engine
-from edgesplit_agent.folder import Current, DataFolder, Here, Identity
+from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.main import main
 from edgesplit_agent.telemetry import Windows, quantile
 
@@ -54,11 +55,16 @@ def test_session_numbers_only_grow(tmp_path: Path) -> None:
 def test_what_runs_survives_as_it_was_written(tmp_path: Path) -> None:
     """current.json holds the statement as it was signed, byte for byte."""
     folder = DataFolder(tmp_path)
-    assert folder.current() == Current()
-    current = Current(statement=b"\x00\xffsigned", counter=7, models={"m": "a" * 64})
+    assert folder.current() is None
+    slots, safe = Slots(committed="b" * 64, trial="a" * 64), SafeMode("three starts", ("a" * 64,))
+    current = Current(
+        statement=b"\x00\xffsigned", counter=7, models={"m": slots}, bad={"c": "why"}, starts=2, safe=safe
+    )
     folder.write_current(current)
     assert DataFolder(tmp_path).current() == current
-    assert json.loads((tmp_path / "current.json").read_text())["models"] == {"m": "a" * 64}
+    assert json.loads((tmp_path / "current.json").read_text())["models"] == {
+        "m": {"committed": "b" * 64, "trial": "a" * 64}
+    }
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"{", b"\xff" * 40, b"[]", b'{"number": "x"}'])
@@ -67,7 +73,7 @@ def test_spoilt_files_are_moved_aside(tmp_path: Path, spoilt: bytes) -> None:
     for name in ("session.json", "current.json", "agent.json"):
         (tmp_path / name).write_bytes(spoilt)
     folder = DataFolder(tmp_path)
-    assert folder.current() == Current() and folder.here() is None and folder.next_session(9.0) == 9
+    assert folder.current() is None and folder.here() is None and folder.next_session(9.0) == 9
     assert (tmp_path / "session.json.spoilt").read_bytes() == spoilt
 
 
@@ -79,6 +85,21 @@ def test_enrolled_only_when_everything_is_there(tmp_path: Path) -> None:
     for path in (folder.key_file, folder.certificate_file, folder.ca_file):
         path.write_bytes(b"x")
     assert folder.enrolled() == ME
+
+
+@pytest.mark.parametrize("spoilt", [None, b"", b"{", b"\xff" * 40])
+def test_a_spoilt_enrolled_json_does_not_cost_the_identity(tmp_path: Path, spoilt: bytes | None) -> None:
+    """A7: the claim is used up, and nobody would tell us again who we are: there is a copy."""
+    folder = DataFolder(tmp_path)
+    for path in (folder.key_file, folder.certificate_file, folder.ca_file):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    folder.write_enrolled(ME)
+    enrolled = folder.identity / "enrolled.json"
+    enrolled.unlink()
+    if spoilt is not None:
+        enrolled.write_bytes(spoilt)
+    assert folder.enrolled() == ME and folder.enrolled() == ME
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from edgesplit_agent.updates import (
     Report,
     Retire,
     Stage,
+    Standing,
     Step,
     Updater,
     Verify,
@@ -102,7 +103,7 @@ def test_what_is_reported(state: DeviceState, expected: ModelState) -> None:
 def test_what_must_not_be_believed_is_never_tried_again(error: Exception) -> None:
     """Under this statement it is over; the pause of a lost link does not apply."""
     state = after_failure(ReleaseState(manifest=True), error, 10.0, 0.5)
-    assert state.refused and wake_at(have(state)) == float("inf")
+    assert state.refused and wake_at(have(state, health_s=0.0), 10.0) == float("inf")
     assert next_step(want(("m", A)), have(state), 1e9) is None
 
 
@@ -129,6 +130,9 @@ class FakeHands:
         self.breaks: dict[str, Exception] = {}
         self.statements: dict[bytes, Statement] = {}
         self.reports: list[tuple[ModelState, ...]] = []
+        self.served: dict[str, str] = {}
+        self.trials: dict[str, str] = {}
+        self.before: dict[str, str] = {}
         self.fetching = threading.Event()
         self.slow = False
 
@@ -163,14 +167,39 @@ class FakeHands:
 
     def activate(self, model: str, release: str) -> None:
         self._do("activate", release)
+        if model in self.served:
+            self.before[model] = self.served[model]
+        self.served[model] = self.trials[model] = release
+
+    def check_again(self, model: str) -> None:
+        self._do("check again", model)
+
+    def commit(self, model: str) -> None:
+        self._do("commit", model)
+        self.before[model] = self.trials.pop(model)
+
+    def roll_back(self, model: str, reason: str) -> None:
+        self._do("roll back", model)
+        self.states[self.trials.pop(model)] = ReleaseState(refused=reason, bad=True)
+        if model in self.before:
+            self.served[model] = self.before[model]
+        else:
+            del self.served[model]
+
+    def find_healthy(self) -> None:
+        self._do("healthy", "")
+
+    def standing(self) -> Standing:
+        return Standing(running=dict(self.served), trials=dict(self.trials), committed=dict(self.before))
 
     def retire(self, model: str) -> None:
         self._do("retire", model)
+        del self.served[model]
 
     def clean(self, want: Statement) -> None:
         self._do("clean", "")
 
-    def report(self, counter: int, models: tuple[ModelState, ...]) -> None:
+    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
         self._do("report", "")
         self.reports.append(models)
 
@@ -191,13 +220,13 @@ def running(updater: Updater) -> dict[str, str]:
 
 def test_a_statement_becomes_what_runs(hands: FakeHands) -> None:
     """Every step in its order, once; then reported, then cleaned up."""
-    updater = Updater(hands)
-    updater.start(None, {})
+    updater = Updater(hands, health_s=0.0)
+    updater.start(None)
     updater.online(True)
     updater.offer(b"one")
     eventually("it is tidied up", lambda: ("clean", "") in hands.done)
     steps = [step for step, _ in hands.done if step != "report"]
-    assert steps == ["consider", "manifest", "missing", "stage", "verify", "activate", "clean"]
+    assert steps == ["consider", "manifest", "missing", "stage", "verify", "activate", "commit", "clean"]
     assert hands.reports[-1] == (ModelState("m", A, A, "running"),)
     updater.stop()
 
@@ -205,8 +234,8 @@ def test_a_statement_becomes_what_runs(hands: FakeHands) -> None:
 def test_a_newer_statement_supersedes_a_stuck_one(hands: FakeHands) -> None:
     """F3: the first one's download never ends; the second is considered and runs."""
     hands.slow = True
-    updater = Updater(hands)
-    updater.start(None, {})
+    updater = Updater(hands, health_s=0.0)
+    updater.start(None)
     updater.online(True)
     updater.offer(b"one")
     assert hands.fetching.wait(10)
@@ -221,8 +250,9 @@ def test_a_newer_statement_supersedes_a_stuck_one(hands: FakeHands) -> None:
 def test_a_step_that_must_not_be_believed_keeps_the_old_one_running(hands: FakeHands, step: str) -> None:
     """Whichever step refuses: reported as failed with its reason, tried once, and the old release goes on."""
     hands.breaks[step] = TrustError("forged")
-    updater = Updater(hands)
-    updater.start(None, {"m": B})
+    updater = Updater(hands, health_s=0.0)
+    hands.served = {"m": B}
+    updater.start(None)
     updater.online(True)
     updater.offer(b"one")
     expected = (ModelState("m", B, A, "failed", "forged"),)
@@ -239,8 +269,9 @@ def test_a_step_that_must_not_be_believed_keeps_the_old_one_running(hands: FakeH
 def test_a_statement_that_is_not_believed_changes_nothing(hands: FakeHands) -> None:
     """C3: replayed or forged: dropped; what ran runs."""
     hands.breaks["consider"] = TrustError("older than one accepted before")
-    updater = Updater(hands)
-    updater.start(want(("m", A)), {"m": A})
+    updater = Updater(hands, health_s=0.0)
+    hands.served = {"m": A}
+    updater.start(want(("m", A)))
     updater.online(True)
     updater.offer(b"two")
     eventually("it was considered", lambda: ("consider", "two") in hands.done)
@@ -252,8 +283,10 @@ def test_a_statement_that_is_not_believed_changes_nothing(hands: FakeHands) -> N
 def test_a_lost_link_is_tried_again_as_soon_as_it_is_back(hands: FakeHands) -> None:
     """The pause ends with the reconnection: no device waits half a minute beside a broker that is there."""
     hands.breaks["missing"] = LinkError("gone")
-    updater = Updater(hands, clock=lambda: 10.0)  # a clock that stands still: only the reconnection can help
-    updater.start(None, {})
+    updater = Updater(
+        hands, clock=lambda: 10.0, health_s=0.0
+    )  # a clock that stands still: only the reconnection can help
+    updater.start(None)
     updater.online(True)
     updater.offer(b"one")
     eventually("it failed", lambda: updater.snapshot[1].releases.get(A, ReleaseState()).tries == 1)
@@ -267,8 +300,8 @@ def test_a_lost_link_is_tried_again_as_soon_as_it_is_back(hands: FakeHands) -> N
 def test_a_fault_of_our_own_does_not_end_updates(hands: FakeHands) -> None:
     """An unexpected exception in a step is a failed try: the next statement is still obeyed."""
     hands.breaks["stage"] = ZeroDivisionError("ours")
-    updater = Updater(hands)
-    updater.start(None, {})
+    updater = Updater(hands, health_s=0.0)
+    updater.start(None)
     updater.online(True)
     updater.offer(b"one")
     eventually("it failed", lambda: updater.snapshot[1].releases.get(A, ReleaseState()).trouble == "ours")

@@ -36,6 +36,16 @@ from edgesplit_cli.show import console, json_option, print_json, table
 )
 @limit_options
 @click.option(
+    "--encrypt",
+    is_flag=True,
+    help="Encrypt every slice: only the devices that run it, and the offload server for its half, get the keys.",
+)
+@click.option(
+    "--recut",
+    is_flag=True,
+    help="Sign with the planner's key: only another cut of a model that was released before.",
+)
+@click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
 )
 @click.option(
@@ -58,6 +68,8 @@ def deploy(
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
+    encrypt: bool,
+    recut: bool,
     wait_s: float,
     sign_with: tuple[str, ...],
     yes: bool,
@@ -72,6 +84,8 @@ def deploy(
         "to": list(targets),
         "limits": limits_of(**limits),
         "objective": objective,
+        "encrypt": encrypt,
+        "recut": recut,
     }
     if codecs:
         body["codecs"] = list(codecs)
@@ -86,7 +100,9 @@ def deploy(
     if as_json:
         print_json(made)
         return
-    console().print(f"release {made['release'][:16]}…  of {made['model']}  to {', '.join(made['devices'])}")
+    encrypted = "  encrypted" if made["encrypted"] else ""
+    console().print(f"release {made['release'][:16]}…  of {made['model']}{encrypted}  to {', '.join(made['devices'])}")
+    console().print(f"  {_signature(made)}")
     for plan in made["plans"]:
         rows = ", ".join(
             row["name"] + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
@@ -121,9 +137,23 @@ def deployments(data: Path, as_json: bool) -> None:
         print_json(made)
         return
     rows = [
-        (str(one["id"]), one["model"], one["partition"], one["release"][:16], ", ".join(one["devices"])) for one in made
+        (
+            str(one["id"]),
+            one["model"],
+            one["partition"],
+            one["release"][:16] + (" encrypted" if one["encrypt"] else ""),
+            ", ".join(one["devices"]),
+        )
+        for one in made
     ]
     console().print(table((">id", "model", "partition", "release", "devices"), rows))
+
+
+def _signature(made: dict[str, Any]) -> str:
+    """Who signed a release, for people."""
+    if "recut_of" not in made:
+        return "signed by the release key"
+    return f"signed by the planner: another cut of release {made['recut_of'][:16]}…"
 
 
 def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None:
@@ -131,7 +161,9 @@ def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None
     until = time.monotonic() + seconds
     while True:
         behind = _behind(api, devices, release)
-        failed = {name: text for name, text in behind.items() if text.startswith("failed")}
+        failed = {
+            name: text for name, text in behind.items() if text.startswith(("failed", "rolled back", "safe mode"))
+        }
         if not behind:
             return
         if failed or time.monotonic() > until:

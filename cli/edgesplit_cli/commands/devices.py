@@ -129,6 +129,10 @@ def show(data: Path, name: str, as_json: bool) -> None:
         out.print(f"[red]two agents share this identity[/] (last seen {_ago(copied)}): was its card copied? {COPIED}")
     seen = f"last seen {_ago(one.get('last_seen'))}; session {one.get('session') or '-'}"
     out.print(f"{seen}; agent at {one.get('local_url') or '-'}")
+    if safe_mode := one.get("safe_mode"):
+        out.print(f"[red]safe mode, no model is loaded[/]: {safe_mode}. Deploy another release to end it.")
+    if trouble := one.get("trouble"):
+        out.print(f"[red]{trouble}[/]")
     for model in one.get("models") or []:
         told = "" if model["release"] == model["wanted"] else f"; told to run {model['wanted'][:16]}"
         out.print(f"  {model['model']}: {model['state']} {model['release'][:16] or 'nothing'}{told} {model['detail']}")
@@ -206,7 +210,8 @@ def _windows(one: dict[str, Any]) -> list[tuple[str, ...]]:
 def _state(one: dict[str, Any]) -> Text:
     style = STATE_STYLE.get(one["state"], "white")
     copied = (" copied", "red") if one.get("copied") else ""
-    return Text.assemble((one["state"], style), copied)
+    safe = (" safe mode", "red") if one.get("safe_mode") else ""
+    return Text.assemble((one["state"], style), copied, safe)
 
 
 def _ago(seen: float | None) -> str:

@@ -155,7 +155,7 @@ class Demo:
         self.urls[device.name] = f"http://127.0.0.1:{port}"
         folder = self.data / "devices" / device.name
         argv = [sys.executable, "-m", "edgesplit_agent.main", "run", "--data", str(folder), "--claim", str(claim)]
-        argv += ["--port", str(port), "--emulate", "--die-with-parent", str(os.getpid())]
+        argv += ["--port", str(port), "--emulate", "--health-seconds", "1", "--die-with-parent", str(os.getpid())]
         argv += ["--offload", f"127.0.0.1:{shaped[0].port}", "--broker", f"127.0.0.1:{shaped[1].port}"]
         self._child(device.name, argv)
 
