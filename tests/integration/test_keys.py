@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgesplit.errors import NotFound, TrustError, UsageError
+from edgesplit.identity import Credentials
 from edgesplit_cli.api import Api
 from edgesplit_cli.signing import signed_release
 from edgesplit_controller.signers import make_key_file
@@ -223,7 +224,9 @@ def test_malformed_words_about_keys_change_nothing(cloud: Cloud, agent: Agent, o
     ):
         with pytest.raises(kind):
             cloud.api.post(path, body)
-    stranger = Api(cloud.api.url, "guess", (cloud.data / "ca.pem").read_text())
+    keys = cloud.data / "keys"
+    shown = Credentials(keys / "operator.key", keys / "operator.pem", cloud.data / "ca.pem")
+    stranger = Api(cloud.api.url, "guess", shown.client_context())
     with pytest.raises(UsageError, match="token"):
         stranger.get("/v1/keys")
 
