@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 DATA_VARIABLE = "EDGESPLIT_DATA"
+SIGN_VARIABLE = "EDGESPLIT_SIGN_WITH"
+"""The release key, for `edgectl deploy` and `edgectl keys renew`."""
+PASSPHRASE_VARIABLE = "EDGESPLIT_PASSPHRASE"
+PIN_VARIABLE = "EDGESPLIT_PIN"
 
 
 def default_data_folder() -> Path:

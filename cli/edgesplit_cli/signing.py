@@ -22,6 +22,7 @@ from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release import Manifest, decode_manifest, release_digest
+from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE
 from edgesplit_cli.show import size
 from edgesplit_controller.key_changes import (
     DELEGATED,
@@ -32,21 +33,9 @@ from edgesplit_controller.key_changes import (
     parse,
     short,
 )
-from edgesplit_controller.signers import check_signature, sign, signer_uri
+from edgesplit_controller.signers import NotThisKey, check_signature, sign, signer_uri
 
-SIGN_VARIABLE = "EDGESPLIT_SIGN_WITH"
-PASSPHRASE_VARIABLE = "EDGESPLIT_PASSPHRASE"
-PIN_VARIABLE = "EDGESPLIT_PIN"
 _told: dict[str, str] = {}
-
-sign_with_option = click.option(
-    "--sign-with",
-    "sign_with",
-    multiple=True,
-    metavar="URI",
-    help=f"The key to sign with: a file or any securesystemslib URI (hsm:, gcpkms:, awskms:, …); several times for "
-    f"several keys. A file's passphrase is asked for, or ${PASSPHRASE_VARIABLE}; a token's PIN, or ${PIN_VARIABLE}.",
-)
 
 
 def ask_secret(name: str, *, new: bool = False) -> str:
@@ -112,10 +101,13 @@ def signatures_for(answer: Mapping[str, Any], asked: KeyChange | None, uris: Seq
         next_targets = parse(answer["next_targets"].encode(), Targets, "the next list of releases")
         _check_list_of_change(answer, change, delegates, next_targets.signed)
     for uri in map(signer_uri, uris):
+        others: list[NotThisKey] = []
         found = [
-            *_add(given_root, uri, next_root, _keys("root", root, following)),
-            *_add(given_targets, uri, next_targets, _keys("targets", root, following)),
+            *_add(given_root, uri, next_root, _keys("root", root, following), others),
+            *_add(given_targets, uri, next_targets, _keys("targets", root, following), others),
         ]
+        if not found and others:
+            raise others[0]
         if not found:
             raise TrustError(
                 f"{uri} is no key that this change needs: `edgectl keys show` lists those that are missing"
@@ -135,9 +127,18 @@ def _check_list_of_change(
 
 
 def _add(
-    given: dict[str, Signature], uri: str, metadata: Metadata[Any] | None, keys: Mapping[str, Key]
+    given: dict[str, Signature],
+    uri: str,
+    metadata: Metadata[Any] | None,
+    keys: Mapping[str, Key],
+    others: list[NotThisKey],
 ) -> list[Signature]:
-    signature = sign(uri, metadata.signed_bytes, keys, ask_secret) if metadata is not None else None
+    """Sign that part of a change, if the key has a say in it; `others` gets why it has not."""
+    try:
+        signature = sign(uri, metadata.signed_bytes, keys, ask_secret) if metadata is not None else None
+    except NotThisKey as error:
+        others.append(error)
+        return []
     if signature is None:
         return []
     given[signature.keyid] = signature

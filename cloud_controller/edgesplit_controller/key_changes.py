@@ -34,6 +34,8 @@ CHANGEABLE: Final = (*TOP_LEVEL, *DELEGATED)
 KEY_TYPES: Final = ("ed25519", "ecdsa", "rsa")
 ROOT_KEYS: Final = 16
 """No fleet needs more people than this to agree."""
+ROOT_CHARACTERS: Final = 100_000
+"""Of a root without signatures; devices take five times as much."""
 TOLD_BEFORE: Final = {"root": timedelta(days=365), "targets": timedelta(days=90)}
 """How long before its end metadata that the controller cannot renew by itself is told to the operator."""
 _SLACK: Final = timedelta(days=1)
@@ -135,6 +137,8 @@ def next_root(root: Root, change: KeyChange, online: Mapping[str, Key], expires:
         for key in group:
             following.add_key(key, role)
     following.roles["root"].threshold = change.threshold or root.roles["root"].threshold
+    if len(str(following.to_dict())) > ROOT_CHARACTERS:
+        raise UsageError(f"keys of more than {ROOT_CHARACTERS} characters together: devices would not take this root")
     return following
 
 
@@ -286,10 +290,10 @@ def notices(
 ) -> list[str]:
     """What an operator must know of the keys: what is at risk, what lacks, and what nears its end.
 
-    `here`: the roles, the director among them, whose keys lie on the controller.
+    `here`: the roles, delegated ones among them, whose keys lie on the controller.
     """
     lines = []
-    if lost := [role for role in ("snapshot", "timestamp", DIRECTOR) if role not in here]:
+    if lost := [role for role in ("snapshot", "timestamp", *DELEGATED) if role not in here]:
         lines.append(
             f"no key for {', '.join(lost)} lies on this controller, so devices will stop believing it: "
             f"`edgectl keys rotate {' '.join(lost)} --sign-with URI`"

@@ -276,7 +276,7 @@ class Rotation:
         self._remove()
 
     def _retire(self, pending: Pending, root: Root) -> None:
-        """Only keys that `root` names (for the director: the list of releases) stay here."""
+        """Only keys that `root` names (for delegated roles: the list of releases) stay here."""
         roles = {*pending.change.anew}
         roles |= {"root"} if pending.change.root_keys else set()
         roles |= {"targets"} if pending.change.release_key else set()

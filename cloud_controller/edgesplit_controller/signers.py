@@ -54,6 +54,10 @@ Secret = Callable[[str], str]
 """Asks for a secret by its name, such as a PIN or the passphrase of a file."""
 
 
+class NotThisKey(UsageError):
+    """The signer holds no such key."""
+
+
 def no_secret(name: str) -> str:
     """For where nobody can be asked."""
     raise UsageError(f"{name} is needed, and there is nobody here to ask for it")
@@ -108,16 +112,23 @@ def sign(uri: str, payload: bytes, keys: Mapping[str, Key], secret: Secret = no_
     """The signature of the key at `uri` over `payload`, if it is one of `keys`; None if it is not.
 
     A file tells which key it holds. A token or a KMS signs with what it has: of `keys`, the one that verifies is it.
+    NotThisKey where it took none of them for its own, such as a token of another type of keys.
     """
+    other: NotThisKey | None = None
     for key in _candidates(uri, keys, secret):
         try:
             signature = open_signer(uri, key, secret).sign(payload)
+        except NotThisKey as error:
+            other = error
+            continue
         except EdgeError:
             raise
-        except Exception as error:
+        except Exception as error:  # a PIN that is wrong, say: not tried again, for tokens count
             raise _explained(uri, error) from error
         if _verifies(key, signature, payload):
             return signature
+    if other is not None:
+        raise other
     return None
 
 
@@ -193,7 +204,9 @@ def _explained(uri: str, error: Exception) -> UsageError:
         return UsageError(
             f"signing key {uri}: this kind of signer is not installed: `pip install 'securesystemslib[{extra}]'`"
         )
-    return UsageError(f"signing key {uri}: {error}")
+    # What securesystemslib says of a key of a type that the token cannot have.
+    kind = NotThisKey if isinstance(error, ValueError) else UsageError
+    return kind(f"signing key {uri}: {error or type(error).__name__}")
 
 
 def _from_hsm(rest: str, secret: Secret) -> tuple[str, Key]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgesplit.errors import UsageError
+from edgesplit.errors import NotFound, TrustError, UsageError
+from edgesplit.identity import Credentials
+from edgesplit_cli.api import Api
 from edgesplit_cli.signing import signed_release
 from edgesplit_controller.signers import make_key_file
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
@@ -109,6 +111,19 @@ def test_a_release_without_the_right_key_is_refused_and_changes_nothing(
     )
 
     assert "not the release key" in said
+    unanswered = cloud.edgectl(
+        "deploy",
+        "digits",
+        "--partition",
+        "cloud",
+        "--to",
+        "cam",
+        "--sign-with",
+        str(operator / "release.pem"),
+        code=130,
+    )
+    assert "of digits@1 (SHA-256" in unanswered and "plan for raspberrypi4" in unanswered
+    assert "Sign this release?" in unanswered
     after = {name: raw for name, raw in published(cloud).items() if "timestamp" not in name and "snapshot" not in name}
     assert after == {name: raw for name, raw in before.items() if name in after}
     assert cloud.api.get("/v1/deployments") == deployments
@@ -146,6 +161,7 @@ def test_a_change_that_lacks_a_word_says_which(cloud: Cloud, agent: Agent, opera
     ):
         assert hint in cloud.edgectl("keys", *words, code=2)
     assert cloud.json("keys", "show")["pending"] is None
+    assert not (operator.parent / "third").exists()
 
 
 def test_several_people_sign_one_after_another(cloud: Cloud, agent: Agent, operator: Path) -> None:
@@ -186,6 +202,36 @@ def test_a_release_that_is_signed_after_another_was_published_is_refused(
         cloud.api.post("/v1/deployments/signed", {**body, "release": prepared["release"], "next_targets": signed})
 
     assert prepared["release"] not in [one["release"] for one in cloud.api.get("/v1/releases")]
+
+
+def test_malformed_words_about_keys_change_nothing(cloud: Cloud, agent: Agent, operator: Path) -> None:
+    """Each is answered with an error of its kind, what is published stays, and an operator's token is needed."""
+    wish = {"model": "digits", "partition": "device", "to": ["cam"]}
+    release = cloud.api.get("/v1/releases")[0]["release"]
+    before = {name: raw for name, raw in published(cloud).items() if "targets" in name or "root" in name}
+    for path, body, kind in (
+        ("/v1/keys/change", {"threshold": 17}, UsageError),
+        ("/v1/keys/change", {"anew": ["mirrors"]}, UsageError),
+        ("/v1/keys/change", {"root_keys": [{"keyid": "a", "public": {}}]}, UsageError),
+        ("/v1/keys/change", {"surprise": 1}, UsageError),
+        ("/v1/keys/signatures", {"root": [{"keyid": "a", "sig": "not hex"}]}, UsageError),
+        ("/v1/keys/signatures", {"root": [{"keyid": "a", "sig": "00"}]}, NotFound),
+        ("/v1/keys/renewed", {"next_targets": "{}"}, TrustError),
+        ("/v1/keys/renewed", {"next_targets": "[" * 100_000}, TrustError),
+        ("/v1/deployments/signed", {**wish, "release": "0" * 64, "next_targets": "{}"}, NotFound),
+        ("/v1/deployments/signed", {**wish, "release": "../../keys", "next_targets": "{}"}, NotFound),
+        ("/v1/deployments/signed", {**wish, "model": "other", "release": release, "next_targets": "{}"}, NotFound),
+    ):
+        with pytest.raises(kind):
+            cloud.api.post(path, body)
+    keys = cloud.data / "keys"
+    shown = Credentials(keys / "operator.key", keys / "operator.pem", cloud.data / "ca.pem")
+    stranger = Api(cloud.api.url, "guess", shown.client_context())
+    with pytest.raises(UsageError, match="token"):
+        stranger.get("/v1/keys")
+
+    after = {name: raw for name, raw in published(cloud).items() if "targets" in name or "root" in name}
+    assert after == before and cloud.json("keys", "show")["pending"] is None
 
 
 def test_a_restarted_controller_goes_on_without_the_keys(cloud: Cloud, agent: Agent, operator: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -85,7 +86,8 @@ def test_dying_at_any_write_leaves_the_old_or_the_new(
 ) -> None:
     """A1: power is lost before each fsync, rename and unlink of moving root, release key and online keys: a device that
     asks then sees a whole state, and repeating the command finishes it, the old keys destroyed."""
-    change = msgspec.structs.replace(operator.offline(), anew=("snapshot", "timestamp", "director"))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # counted below; this power cut loses no page
+    change = msgspec.structs.replace(operator.offline(), anew=("snapshot", "timestamp", "director", "planner"))
     signers = ("root-1", "root-2", "root-3", "release")
     operator.device()
     start = tmp_path / "start"
@@ -233,7 +235,9 @@ def test_a_release_during_a_change_of_the_release_key_is_not_lost(operator: Oper
 # Changes
 
 
-@pytest.mark.parametrize("roles", [("root",), ("targets",), ("snapshot",), ("timestamp",), ("director",), ()])
+@pytest.mark.parametrize(
+    "roles", [("root",), ("targets",), ("snapshot",), ("timestamp",), ("director",), ("planner",), ()]
+)
 def test_a_controller_that_holds_the_root_changes_keys_by_itself(operator: Operator, roles: tuple[str, ...]) -> None:
     """Before any ceremony too: the role gets a new key, the old one is destroyed, old and new devices follow."""
     operator.device()
@@ -311,6 +315,11 @@ def test_a_thief_who_counted_ahead_is_left_behind(operator: Operator) -> None:
     assert operator.device("cam-2").manifest(digest, operator.world.fetch) == sample_release(2)[0]
 
 
+def _swollen(key: PublicKey) -> PublicKey:
+    """With so much beside it that no device would take a root that names it."""
+    return PublicKey(key.keyid, {**key.public, "remark": "x" * 200_000})
+
+
 @pytest.mark.parametrize(
     ("wish", "why"),
     [
@@ -325,6 +334,7 @@ def test_a_thief_who_counted_ahead_is_left_behind(operator: Operator) -> None:
             ),
             "pgp",
         ),
+        (lambda op: KeyChange(release_key=_swollen(op.key("a"))), "would not take"),
         (lambda op: KeyChange(anew=("mirrors",)), "mirrors"),
         (lambda op: KeyChange(anew=("snapshot", "snapshot")), "once"),
         (lambda op: KeyChange((op.key("a"),), 1, None, ("root",)), "not both"),
@@ -390,6 +400,29 @@ def test_a_root_that_is_not_what_was_asked_for_is_not_signed(
     root, following, change = _edited(operator, edit)
     with pytest.raises(TrustError):
         check_root_step(root, following, change, time.time())
+
+
+def test_a_change_that_is_not_the_one_asked_for_is_not_signed(operator: Operator) -> None:
+    """The controller answers with another wish, with a director of its own choice, or with nonsense."""
+    operator.move_away()
+    asked = KeyChange(anew=("timestamp", "director"))
+    operator.change(asked)
+    answer = operator.rotation.to_sign()
+    thief = msgspec.to_builtins(operator.key("thief"))
+    uris = [operator.uri("root-1")]
+    assert signatures_for(answer, asked, uris)["root"]
+
+    for forged, why in (
+        ({"change": {**answer["change"], "anew": ["director"]}}, "another change"),
+        ({"change": 7}, "cannot be read"),
+        ({"delegates": {}}, "not to change"),
+        ({"delegates": {**answer["delegates"], "planner": thief}}, "not to change"),
+        ({"delegates": {"director": thief}}, "not the published one"),
+        ({"next_root": answer["next_targets"]}, "not root"),
+        ({"next_targets": "]"}, "no metadata"),
+    ):
+        with pytest.raises(TrustError, match=why):
+            signatures_for({**answer, **forged}, asked, uris)
 
 
 def test_a_new_online_key_that_is_an_old_one_is_not_signed(operator: Operator) -> None:

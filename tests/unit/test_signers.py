@@ -17,6 +17,7 @@ from edgesplit.errors import TrustError, UsageError
 from edgesplit_controller.keys import KeyFolder
 from edgesplit_controller.signers import (
     EXTRAS,
+    NotThisKey,
     check_signature,
     make_key_file,
     open_signer,
@@ -45,7 +46,10 @@ class SlotSigner(Signer):
         cls, priv_key_uri: str, public_key: Key, secrets_handler: SecretsHandler | None = None
     ) -> SlotSigner:
         assert secrets_handler is not None and urlparse(priv_key_uri).path == "2"
-        secrets_handler("pin")
+        if public_key.keytype != "ed25519":
+            raise ValueError(f"unsupported scheme {public_key.scheme}")
+        if secrets_handler("pin") != "1":
+            raise RuntimeError("PIN incorrect")
         return cls(public_key)
 
     def sign(self, payload: bytes) -> Signature:
@@ -113,14 +117,34 @@ def test_a_token_signs_for_the_key_that_it_holds(slot: str) -> None:
     held = SlotSigner.held.public_key
     pins: list[str] = []
 
-    signature = sign(
-        slot, PAYLOAD, {key.keyid: key for key in (*strangers, held)}, lambda name: pins.append(name) or "1"
-    )
+    def pin(name: str) -> str:
+        pins.append(name)
+        return "1"
+
+    signature = sign(slot, PAYLOAD, {key.keyid: key for key in (*strangers, held)}, pin)
 
     assert signature is not None and signature.keyid == held.keyid and "pin" in pins
-    assert sign(slot, PAYLOAD, {key.keyid: key for key in strangers}, lambda name: "1") is None
+    assert sign(slot, PAYLOAD, {key.keyid: key for key in strangers}, pin) is None
+    other = CryptoSigner.generate_ecdsa().public_key
+    assert sign(slot, PAYLOAD, {key.keyid: key for key in (other, held)}, pin) is not None
+    with pytest.raises(NotThisKey, match="unsupported scheme"):
+        sign(slot, PAYLOAD, {other.keyid: other}, pin)
     with pytest.raises(UsageError, match="cannot be read"):
-        public_key(slot, lambda name: "1")
+        public_key(slot, pin)
+
+
+def test_a_wrong_pin_is_tried_once(slot: str) -> None:
+    """A token counts wrong PINs, and closes for good after a few: no second key is tried after one."""
+    keys = [SlotSigner.held.public_key, CryptoSigner.generate_ed25519().public_key]
+    asked: list[str] = []
+
+    def wrong(name: str) -> str:
+        asked.append(name)
+        return "0"
+
+    with pytest.raises(UsageError, match="PIN incorrect") as refused:
+        sign(slot, PAYLOAD, {key.keyid: key for key in keys}, wrong)
+    assert asked == ["pin"] and not isinstance(refused.value, NotThisKey)
 
 
 @pytest.mark.parametrize("uri", ["hsm:2", "awskms:alias/x", "gcpkms:projects/x", "hv:key/1", "azurekms://v.x/keys/n/1"])

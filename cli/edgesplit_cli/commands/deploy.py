@@ -14,8 +14,8 @@ from edgesplit_cli.api import Api
 from edgesplit_cli.commands.limits import limit_options, limits_of
 from edgesplit_cli.planned import loss_told
 from edgesplit_cli.quantities import Number
+from edgesplit_cli.settings import SIGN_VARIABLE
 from edgesplit_cli.show import console, json_option, print_json, table
-from edgesplit_cli.signing import SIGN_VARIABLE, release_told, signed_release
 
 
 @click.command()
@@ -118,6 +118,8 @@ def deploy(
 
 def sign_release(prepared: dict[str, Any], uris: tuple[str, ...], yes: bool) -> dict[str, Any]:
     """Show the operator what was prepared, and sign it here."""
+    from edgesplit_cli.signing import release_told, signed_release
+
     for line in release_told(prepared):
         click.echo(line, err=True)
     if not yes:
