@@ -30,14 +30,14 @@ from edgesplit.identity import Credentials, certificate_request, load_or_make_ke
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import Session
 from edgesplit.plan import Link
+from edgesplit.release import Chunk, SliceFile
 from edgesplit.testing.link import ShapedLink
-from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent.chunks import Assembly, ChunkStore, Layout
 from edgesplit_agent.delivery import ChunkFetcher
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 
-RELEASE = "a" * 64
 MBIT = 125_000.0
 PLAIN = "edgesplit/v1/chunk/" + "f" * 64
 PATIENCE_S = 300.0
@@ -67,6 +67,7 @@ class World:
         self.authority = Authority(folder / "ca")
         hosts = ["localhost", "127.0.0.1"]
         self.broker = Broker(folder / "broker", self.authority.issue_server("broker", hosts), 0)
+        self.release = ""
         self.chunks: dict[str, bytes] = {}
         self.sent = 0
         """Bytes of chunks that the controller handed to the broker."""
@@ -74,7 +75,7 @@ class World:
             Sources(
                 metadata=lambda path: b"",
                 chunk=self._chunk,
-                release_chunks=lambda release: frozenset(self.chunks),
+                release_chunks=lambda release: tuple(self.chunks),
                 hear=lambda said: None,
                 statements=lambda devices: {},
             )
@@ -92,7 +93,8 @@ class World:
         self.broker.stop()
 
     def fill(self, size: int) -> None:
-        """Other chunks, of so many bytes together."""
+        """Another release, of so many bytes."""
+        self.release = random.randbytes(32).hex()
         made = (random.randbytes(LIMITS.chunk_bytes) for _ in range(max(1, size // LIMITS.chunk_bytes)))
         self.chunks = {hashlib.sha256(data).hexdigest(): data for data in made}
         self.sent = 0
@@ -135,25 +137,38 @@ class Device:
         on_disk: bool = True,
         cap_bytes_per_s: float = math.inf,
     ) -> None:
+        self.world = world
         self.store = ChunkStore(world.folder / name / "chunks", world.folder / name / "releases")
         self.kept = 0
         self.session = world.session(name, world.device(name), self._received, port)
-        self._memory: dict[str, bytes] = {}
-        keep = self._keep if on_disk else self._memory.update
-        self.fetcher = ChunkFetcher(self.session, name, keep, cap_bytes_per_s=cap_bytes_per_s)
+        self._on_disk = on_disk
+        self.fetcher = ChunkFetcher(self.session, name, cap_bytes_per_s=cap_bytes_per_s)
         self.session.start()
         assert self.session.wait_connected(20), self.session.problem
 
-    def _keep(self, chunks: Sequence[tuple[str, bytes]]) -> None:
-        self.store.put_all(chunks)
-        self.kept += len(chunks)
+    @property
+    def assembly(self) -> Assembly:
+        """All of the world's chunks in one file of one slice."""
+        chunks = tuple(Chunk(sha256, size) for sha256, size in self.world.sizes.items())
+        whole = SliceFile("weights.bin", sum(self.world.sizes.values()), "0" * 64, chunks)
+        return self.store.assembly(Layout(self.world.release, (("s01", whole),), {}))
+
+    def missing(self) -> dict[str, int]:
+        return self.assembly.missing()
 
     def _received(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
         self.fetcher.received(topic.rpartition("/")[2], payload)
 
-    def fetch(self, wanted: Mapping[str, int]) -> Sent:
+    def fetch(self, wanted: Mapping[str, int], stop: Callable[[], bool] = lambda: False) -> Sent:
         start = perf_counter()
-        self.fetcher.fetch(RELEASE, wanted)
+        assembly = self.assembly
+
+        def keep(chunks: Sequence[tuple[str, bytes]]) -> None:
+            if self._on_disk:
+                assembly.put_all(chunks)
+            self.kept += len(chunks)
+
+        self.fetcher.fetch(self.world.release, wanted, tuple(self.world.chunks), keep, stop)
         return Sent(perf_counter() - start, sum(wanted.values()))
 
 
@@ -292,10 +307,10 @@ def interrupted(world: World, results: dict[str, Any]) -> list[Target]:
     cutter = threading.Thread(target=cutting)
     cutter.start()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    while missing := device.store.missing(world.sizes):
+    while missing := device.missing():
         try:
             if device.session.wait_connected(20):
-                device.fetcher.fetch(RELEASE, missing, stop=lambda: not device.session.connected)
+                device.fetch(missing, lambda: not device.session.connected)
         except LinkError as error:
             print(f"  {error}")
     stop.set()

@@ -9,7 +9,6 @@ import os
 import queue
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ import onnx
 
 from edgesplit import messages
 from edgesplit.errors import LinkError
-from edgesplit.identity import Credentials, certificate_request, load_or_make_key
+from edgesplit.identity import Credentials, certificate_request, enrolment_context, load_or_make_key
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import Session
 from edgesplit.release import Statement
@@ -115,9 +114,21 @@ class Up:
         found: dict[str, Any] = json.loads((self.data / "controller.json").read_text())
         return found
 
-    def call(self, method: str, path: str, body: Any = None, token: str | None = "") -> tuple[int, Any]:
-        """One HTTPS call: status and decoded JSON. `token` None: without one; empty: the operator's."""
-        context = ssl.create_default_context(cadata=(self.data / "ca.pem").read_text())
+    def shown(self, name: str) -> Credentials:
+        """Credentials in the controller's folder."""
+        keys = self.data / "keys"
+        return Credentials(keys / f"{name}.key", keys / f"{name}.pem", self.data / "ca.pem")
+
+    def call(
+        self, method: str, path: str, body: Any = None, token: str | None = "", as_: Credentials | None = None
+    ) -> tuple[int, Any]:
+        """One HTTPS call: status and decoded JSON.
+
+        `token` None: without one, and without a certificate but `as_`; empty: the operator's, and its certificate.
+        """
+        bare = enrolment_context((self.data / "ca.pem").read_text())
+        shows = as_ or (self.shown("operator") if token is not None else None)
+        context = shows.client_context() if shows else bare
         host, port = self.told["api_url"].removeprefix("https://").split(":")
         connection = http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=context)
         raw = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
@@ -237,13 +248,13 @@ class Device:
                 assert len(data) <= max_bytes
                 return data
 
-    def chunks(self, release: str, wanted: list[str]) -> dict[str, bytes]:
-        """Chunks by digest, in windows."""
+    def chunks(self, release: str, listed: list[str]) -> dict[str, bytes]:
+        """All chunks of a release that lists them so, by digest, in windows."""
         found: dict[str, bytes] = {}
-        for start in range(0, len(wanted), LIMITS.window_chunks):
-            window = wanted[start : start + LIMITS.window_chunks]
+        for start in range(0, len(listed), LIMITS.window_chunks):
+            window = listed[start : start + LIMITS.window_chunks]
             self.session.subscribe([messages.chunk_topic(one) for one in window], qos=0)
-            self.say("fetch", messages.FetchChunks(release, tuple(window)))
+            self.say("fetch", messages.FetchChunks.of(release, range(start, start + len(window))))
             found.update({one: self.next(messages.chunk_topic(one))[0] for one in window})
         return found
 

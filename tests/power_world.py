@@ -81,6 +81,7 @@ class Tiny:
             Slice(name, "onnx", (name,), (ends[0],), (ends[1],), tuple(_file(*one) for one in files[name].items()))
             for name, ends in (("a", (X, H)), ("b", (H, Y)))
         )
+        self.slices = slices
         row = Row(name="local", device=("a", "b"), device_s=0.05)
         plan = Plan(model=f"{MODEL}@{version}", device_class="pi4", rows=(row,), link=LINK)
         self.raw = release.encode_manifest(
@@ -202,14 +203,21 @@ class Machine:
     def _fetch_metadata(self, path: str, max_bytes: int) -> bytes:
         return self.source.repository.read(path)
 
-    def _fetch_chunks(self, release: str, missing: Mapping[str, int], stop: Callable[[], bool]) -> None:
+    def _fetch_chunks(
+        self,
+        release: str,
+        missing: Mapping[str, int],
+        listed: Sequence[str],
+        keep: Callable[[Sequence[tuple[str, bytes]]], None],
+        stop: Callable[[], bool],
+    ) -> None:
         for sha256 in missing:
             if stop():
                 return
             if sha256 not in self.source.chunks:
                 raise LinkError(f"nobody has {sha256[:12]}")
             self.sent.append(sha256)
-            self.store.put_all([(sha256, self.source.chunks[sha256])])
+            keep([(sha256, self.source.chunks[sha256])])
             self.told(("chunk", sha256))
 
     def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:

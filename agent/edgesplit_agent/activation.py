@@ -38,7 +38,7 @@ class Slots(msgspec.Struct, frozen=True):
 
 
 class SafeMode(msgspec.Struct, frozen=True):
-    """No model is loaded; updates, telemetry and reports go on. Another release ends it."""
+    """No model is loaded; updates, telemetry and reports go on. A newer statement ends it."""
 
     reason: str
     held: tuple[str, ...]
@@ -82,13 +82,12 @@ def _after_unhealthy_starts(current: Current) -> Current:
     return _replace(current, starts=0, safe=safe)
 
 
-def obeying(current: Current, raw: bytes, counter: int, wanted: Iterable[str]) -> Current:
-    """A statement was believed. A newer one forgives what was bad under the last; another release ends safe mode."""
-    wanted = set(wanted)
+def obeying(current: Current, raw: bytes, counter: int) -> Current:
+    """A statement was believed. A newer one forgives what was bad under the last and ends safe mode: power that failed
+    three times in a row must not cost more than a new deployment of what ran."""
     if counter != current.counter:
         current = _replace(current, bad={}, tried={})
-    if current.safe is not None and (not wanted or not wanted <= set(current.safe.held)):
-        current = _replace(current, safe=None, starts=0)
+        current = _replace(current, safe=None, starts=0) if current.safe is not None else current
     return _replace(current, statement=raw, counter=counter)
 
 

@@ -16,9 +16,10 @@ import numpy as np
 
 from edgesplit import codecs, oip
 from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused, TrustError, UsageError
+from edgesplit.floor import Floor, breach
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Compiled, Golden, Manifest, TensorSpec
+from edgesplit.release import Compiled, Golden, Manifest, TensorSpec, device_slices
 from edgesplit.releases import Release
 from edgesplit.runtime import Program, Runtime, Tensor, Timing, execute
 from edgesplit.runtime.emulated import EmulatedRuntime
@@ -98,33 +99,34 @@ class ActiveRelease:
                 self.measured_s[name] = old + SMOOTHING * (seconds - old)
 
 
-def plan_for(manifest: Manifest, device_class: str) -> Plan:
+def plan_for(manifest: Manifest, device_class: str, floor: Floor | None = None) -> Plan:
     """This class's plan, without the rows that this device must not or cannot run; TrustError where none is left."""
     plan = manifest.plans.get(device_class)
     if plan is None:
         raise UsageError(f"the release has no plan for {device_class!r}, only for {sorted(manifest.plans)}")
     outputs = {spec.name for one in manifest.slices for spec in one.outputs} | {spec.name for spec in manifest.outputs}
-    rows = tuple(row for row in plan.rows if _is_allowed(row, plan, outputs))
+    barred = {row.name: _barred(row, plan, manifest, floor or Floor(), outputs) for row in plan.rows}
+    rows = tuple(row for row in plan.rows if not barred[row.name])
+    for name, why in barred.items():
+        if why:
+            log.warning("row %s of %s is not used here: %s", name, manifest.model, why)
     if not rows:
-        raise TrustError("every row of the plan sends what may never leave this device, or needs what it does not know")
+        name, why = next(iter(barred.items()))
+        raise TrustError(f"no row of the plan can run here; {name}: {why}")
     return msgspec.structs.replace(plan, rows=rows)
 
 
-def _is_allowed(row: Row, plan: Plan, known: Collection[str]) -> bool:
-    private = set(row.sends) & set(plan.never_leaves)
-    strange_codec = not set(row.codecs.values()) <= set(codecs.CODECS)
-    return not private and not strange_codec and set(row.receives) <= set(known)
+def _barred(row: Row, plan: Plan, manifest: Manifest, floor: Floor, known: Collection[str]) -> str:
+    """Why this device does not run the row; empty where it does."""
+    strange = sorted(set(row.codecs.values()) - set(codecs.CODECS)) or sorted(set(row.receives) - set(known))
+    return breach(row, plan, manifest, floor) or (f"it needs {strange[0]!r}, unknown here" if strange else "")
 
 
-def device_slices(plan: Plan, manifest: Manifest) -> set[str]:
-    """Every slice that any row of the plan runs here, and what was compiled for this class of device."""
-    compiled = {one.slice.name for one in manifest.compiled if one.device_class == plan.device_class}
-    return compiled | {name for row in plan.rows for name in row.device}
-
-
-def load(release: Release, device_class: str, make_runtime: Callable[[Plan], Runtime]) -> ActiveRelease:
+def load(
+    release: Release, device_class: str, make_runtime: Callable[[Plan], Runtime], floor: Floor | None = None
+) -> ActiveRelease:
     """The release, loaded for this class of device. Each file's digest is checked now. TrustError, ModelRefused."""
-    plan = plan_for(release.manifest, device_class)
+    plan = plan_for(release.manifest, device_class, floor)
     runtime = make_runtime(plan)
     rows = {name for row in plan.rows for name in row.device}
     programs = load_slices(release.manifest, release.slice_folder, runtime, only=rows)

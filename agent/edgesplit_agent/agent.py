@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ import msgspec
 
 import edgesplit
 from edgesplit.errors import UsageError
+from edgesplit.floor import Floor
 from edgesplit.http1 import Server
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
@@ -26,6 +27,7 @@ from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.enrolment import credentials
+from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.remote import Remote
 from edgesplit_agent.renewal import Renewing, certificate_in_use
@@ -54,8 +56,14 @@ class AgentSettings:
     link: str | None = None
     fetch_bytes_per_s: float = math.inf
     """Releases are fetched no faster than this."""
+    floor: Floor = field(default_factory=Floor)
+    """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    fetch_hours: tuple[Span, ...] = ()
+    """Releases are fetched in these hours only; empty: at any time."""
+    store_quota_bytes: int | None = None
+    """Releases take no more room than this; None: half of the disk."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -74,10 +82,13 @@ class Agent:
         self._remote = self._make_remote(tls)
         self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
         self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
-        store = ChunkStore(folder.chunks, folder.releases)
-        self._work = Work(folder, identity, self._engine, store, self._make_runtime, endpoint=lambda: answers(self.url))
+        store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
+        self._work = Work(
+            folder, identity, self._engine, store, self._make_runtime,
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
+        )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
-        self._tls, self._store = tls, store
+        self._tls = tls
         self._uplink: Uplink | None = None
         self._renewing = Renewing(folder, identity, self._renewed)
 
@@ -91,7 +102,6 @@ class Agent:
             self._identity,
             host_and_port(self._settings.broker or self._identity.broker, "broker"),
             self._tls,
-            keep_chunks=self._store.put_all,
             fetch_bytes_per_s=self._settings.fetch_bytes_per_s,
             sample=self._sample,
             emulated=self._settings.emulate,
@@ -135,6 +145,7 @@ class Agent:
             "link_emulated": self._settings.link or "",
             "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
             "session": uplink.session_number if uplink else 0,
+            "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
             "breaker": self._engine.breaker.state,

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage, TrustError
-from edgesplit_agent.window import Window
+from edgesplit_agent.window import LEAST_BYTES_PER_S, WATCH_S, Window
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,16 @@ LISTEN_CHUNKS = 512
 """Chunks that a device listens for at once: 64 MiB ahead of what it has."""
 TOPICS_AT_ONCE = 128
 """In one subscription."""
-LISTEN_FIRST_S = 0.3
+LISTEN_FIRST_S = 0.1
 """At most so long a fetch listens for a stream that others asked for before it asks itself."""
 LOOK_S = 0.2
 """How soon a fetch that shall stop is noticed."""
 PATIENCE_S = (1.0, 2.0, 4.0, 8.0)
 """How long one round of asking may bring nothing; after the last, the link counts as gone."""
+
+
+Keep: TypeAlias = "Callable[[Sequence[tuple[str, bytes]]], None]"
+"""Takes chunks by digest, hashed, and has them durably when it returns."""
 
 
 class Wire(Protocol):
@@ -67,13 +71,23 @@ class Counters:
 class MetadataFetcher:
     """`fetch(path, max_bytes)` for edgesplit.trust. One file at a time."""
 
-    def __init__(self, wire: Wire, device: str, patience_s: Sequence[float] = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        device: str,
+        patience_s: Sequence[float] = PATIENCE_S,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._wire = wire
         self._device = device
         self._patience_s = patience_s
+        self._clock = clock
         self._changed = threading.Condition()
         self._asked: tuple[bytes, str, int] | None = None
         self._pieces: dict[int, bytes] = {}
+        self._held = 0
+        """Bytes in `_pieces`: never more than the file is said to have, however the pieces overlap."""
         self._total: int | None = None
 
     def fetch(self, path: str, max_bytes: int) -> bytes:
@@ -82,7 +96,7 @@ class MetadataFetcher:
         for patience in self._patience_s:
             correlation = os.urandom(16)
             with self._changed:
-                self._asked, self._pieces, self._total = (correlation, path, max_bytes), {}, None
+                self._asked, self._pieces, self._held, self._total = (correlation, path, max_bytes), {}, 0, None
             self._wire.publish(messages.topic(self._device, "fetch"), request, correlation=correlation)
             data = self._wait(path, max_bytes, patience)
             if data is not None:
@@ -100,26 +114,44 @@ class MetadataFetcher:
             if self._asked is None or self._asked[:2] != (correlation, piece.path):
                 return
             if piece.total <= self._asked[2] and 0 <= piece.offset <= piece.total - len(piece.data):
-                self._pieces[piece.offset] = piece.data
+                self._keep(piece)
             self._total = piece.total
             self._changed.notify_all()
 
+    def _keep(self, piece: messages.Fetched) -> None:
+        """Pieces that overlap make no file: those before this one are given up, for they would only cost memory."""
+        if not piece.data:
+            return
+        held = self._held + len(piece.data) - len(self._pieces.get(piece.offset, b""))
+        if held > piece.total:
+            self._pieces, held = {}, len(piece.data)
+        self._pieces[piece.offset] = piece.data
+        self._held = held
+
     def _wait(self, path: str, max_bytes: int, patience_s: float) -> bytes | None:
-        """The whole file once its pieces are there, None when nothing came for too long."""
+        """The whole file once its pieces are there; None when nothing new came for too long, or all of it comes too
+        slowly (TUF: slow retrieval)."""
+        began = heard = self._clock()
+        before = 0
         with self._changed:
             while True:
-                before = len(self._pieces)
                 if self._total is not None:
                     if self._total < 0:
                         raise FileNotFoundError(path)
                     if self._total > max_bytes:
                         raise TrustError(f"{path} is said to have {self._total} bytes, at most {max_bytes} are allowed")
-                    data = joined(self._pieces, self._total)
+                    data = joined(self._pieces, self._total) if self._held == self._total else None
                     if data is not None:
                         self._asked = None
                         return data
-                if not self._changed.wait(patience_s) and len(self._pieces) == before:
+                now = self._clock()
+                if self._held > before:
+                    before, heard = self._held, now
+                longest_s = WATCH_S + (self._total or 0) / LEAST_BYTES_PER_S
+                left_s = min(heard + patience_s, began + longest_s) - now
+                if left_s <= 0:
                     return None
+                self._changed.wait(left_s)
 
 
 def joined(pieces: Mapping[int, bytes], total: int) -> bytes | None:
@@ -141,14 +173,12 @@ class ChunkFetcher:
         self,
         wire: Wire,
         device: str,
-        keep: Callable[[Sequence[tuple[str, bytes]]], None],
         *,
         cap_bytes_per_s: float = float("inf"),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._wire = wire
         self._device = device
-        self._keep = keep
         self._cap_bytes_per_s = cap_bytes_per_s
         self._clock = clock
         self._changed = threading.Condition()
@@ -157,9 +187,19 @@ class ChunkFetcher:
         self._arrived: deque[tuple[str, bytes]] = deque()
         self.counters = Counters()
 
-    def fetch(self, release: str, wanted: Mapping[str, int], stop: Callable[[], bool] = lambda: False) -> None:
-        """Fetch and keep all `wanted` chunks (size by digest). Early return once `stop()`; LinkError if they do not
-        come, or too slowly to be worth it. What came is kept."""
+    def fetch(
+        self,
+        release: str,
+        wanted: Mapping[str, int],
+        listed: Sequence[str],
+        keep: Keep,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Fetch the `wanted` chunks (size by digest) of a release that lists its chunks so, and give them to `keep`.
+
+        Early return once `stop()`; LinkError if they do not come, or too slowly to be worth it. What came is kept.
+        """
+        places = {sha256: place for place, sha256 in enumerate(listed)}
         jitter = random.random()
         listen_s = LISTEN_FIRST_S * (0.3 + 0.7 * jitter)
         window = Window(wanted, self._clock(), self._cap_bytes_per_s, jitter, listen_s)
@@ -170,8 +210,14 @@ class ChunkFetcher:
         try:
             while not window.done and not stop():
                 self._listen(window, listening)
-                self._ask(release, window, listening)
-                if not self._take(release, window, listening) and (trouble := window.trouble(self._clock())):
+                self._ask(release, places, window, listening)
+                batch = self._take(window)
+                if batch:
+                    self._ask(release, places, window, listening)  # so that more is on its way while this is written
+                    keep(batch)
+                    self.counters.chunks += len(batch)
+                    self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)
+                elif trouble := window.trouble(self._clock()):
                     raise LinkError(f"release {release[:12]} does not come: {trouble}")
         finally:
             with self._changed:
@@ -205,13 +251,13 @@ class ChunkFetcher:
         listening.difference_update(heard)
         listening.update(new)
 
-    def _ask(self, release: str, window: Window, listening: set[str]) -> None:
+    def _ask(self, release: str, places: Mapping[str, int], window: Window, listening: set[str]) -> None:
         while asked := window.ask(self._clock(), listening):
-            request = messages.encode(messages.FetchChunks(release, asked))
+            request = messages.encode(messages.FetchChunks.of(release, [places[sha256] for sha256 in asked]))
             self._wire.publish(messages.topic(self._device, "fetch"), request)
 
-    def _take(self, release: str, window: Window, listening: set[str]) -> bool:
-        """Keep what has come, after waiting for it as long as there is nothing else to do; False if nothing came."""
+    def _take(self, window: Window) -> list[tuple[str, bytes]]:
+        """What has come, after waiting for it as long as there is nothing else to do."""
         with self._changed:
             if not self._arrived:
                 self._changed.wait(max(0.0, min(LOOK_S, window.next_look(self._clock()) - self._clock())))
@@ -219,9 +265,4 @@ class ChunkFetcher:
             self._arrived.clear()
         for sha256, _ in batch:
             window.arrived(sha256, self._clock())
-        if batch:
-            self._ask(release, window, listening)  # so that more is on its way while this is written
-            self._keep(batch)
-            self.counters.chunks += len(batch)
-            self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)
-        return bool(batch)
+        return batch

@@ -1,7 +1,8 @@
-"""From a one-time claim to an identity: own key, certificate request, certificate.
+"""From a one-time claim to an identity: own keys, certificate request, certificate.
 
-Survives being killed at any point: the key is made once, the controller answers the same token and key again while the
-claim lasts, and `enrolled.json` is written last, when everything it stands for is on disk.
+Two keys are made: one to prove who we are, and one that content keys of encrypted slices are wrapped to, for which the
+first signs. Survives being killed at any point: each key is made once, the controller answers the same token and key
+again while the claim lasts, and `enrolled.json` is written last, when everything it stands for is on disk.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from edgesplit.identity import (
     enrolment_context,
     load_or_make_key,
 )
+from edgesplit.wrapping import introduce, load_or_make_encryption_key
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.updates import pause_after
 
@@ -56,8 +58,13 @@ def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None) -
         return known
     url = controller_url or claim.controller_url
     key = load_or_make_key(folder.key_file)
-    request = EnrolmentRequest(token=claim.token, csr_pem=certificate_request(key, claim.device).decode())
-    enrolled = decode_document(post(url, "/v1/enrol", claim.ca_pem, encode_document(request), "the claim"), Enrolled)
+    csr_pem = certificate_request(key, claim.device).decode()
+    public, signature = introduce(load_or_make_encryption_key(folder.encryption_key_file), key, csr_pem)
+    request = EnrolmentRequest(
+        token=claim.token, csr_pem=csr_pem, encryption_key=public, encryption_signature=signature
+    )
+    tls = enrolment_context(claim.ca_pem)
+    enrolled = decode_document(post(url, "/v1/enrol", tls, encode_document(request), "the claim"), Enrolled)
     if enrolled.device != claim.device:
         raise TrustError(f"the controller enrolled us as {enrolled.device[:63]!r}, the claim says {claim.device!r}")
     write_durably(folder.certificate_file, enrolled.certificate_pem.encode())
@@ -98,14 +105,12 @@ def credentials(folder: DataFolder) -> Credentials:
     return Credentials(folder.key_file, folder.certificate_file, folder.ca_file)
 
 
-def post(url: str, path: str, ca_pem: str, body: bytes, what: str) -> bytes:
+def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str) -> bytes:
     """The controller's answer; its TLS certificate must be of our authority. `what` is asked for, for people."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise UsageError(f"not the address of a controller: {url[:200]!r} (as in https://controller:8443)")
-    connection = http.client.HTTPSConnection(
-        parts.hostname, parts.port or 443, timeout=TIMEOUT_S, context=enrolment_context(ca_pem)
-    )
+    connection = http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=TIMEOUT_S, context=tls)
     try:
         connection.request(
             "POST", parts.path.rstrip("/") + path, body=body, headers={"content-type": "application/json"}

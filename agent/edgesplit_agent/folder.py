@@ -1,6 +1,7 @@
 """The agent's own data folder: what is in it, who holds it, and the few small files that must survive a power cut.
 
-    identity/       key.pem (0600), certificate.pem, ca.pem, enrolled.json and its copy; renewed.pem (0600: both)
+    identity/       key.pem, encryption.pem (0600), certificate.pem, ca.pem, enrolled.json and its copy; renewed.pem
+                    (0600: key and certificate)
     trust/          metadata and counters of edgesplit.trust
     chunks/aa/…     chunks on their way into a release, by SHA-256
     releases/…      whole releases, as edgesplit.releases lays them out
@@ -65,6 +66,7 @@ class DataFolder:
         self.path = path
         self.identity = path / "identity"
         self.key_file = self.identity / "key.pem"
+        self.encryption_key_file = self.identity / "encryption.pem"
         self.certificate_file = self.identity / "certificate.pem"
         self.renewed_file = self.identity / "renewed.pem"
         self.ca_file = self.identity / "ca.pem"

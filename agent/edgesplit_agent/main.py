@@ -16,13 +16,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
+from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import parse_link, parse_rate
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
+from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.room import parse_size
 
 log = logging.getLogger("edgesplit_agent")
 MOST_THREADS = 256
@@ -62,11 +65,31 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
     run.add_argument("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
     run.add_argument(
+        "--keep-raw-input", action="store_true", help="whatever a plan says, what applications give does not leave"
+    )
+    run.add_argument(
+        "--keep-first",
+        type=_layers,
+        default=0,
+        metavar="N",
+        help="whatever a plan says, the first N layers run here before anything leaves",
+    )
+    run.add_argument(
         "--health-seconds",
         type=_seconds,
         default=HEALTH_S,
         metavar="N",
         help=f"a new release serves so long without a failure of its own before it is committed (default {HEALTH_S:g})",
+    )
+    run.add_argument(
+        "--fetch-window", type=_span, action="append", default=[], metavar="HH:MM-HH:MM",
+        help="fetch releases only then, local time; may cross midnight and be given several times",
+    )  # fmt: skip
+    run.add_argument(
+        "--store-quota",
+        type=_size,
+        metavar="SIZE",
+        help="releases take no more, as in 2GB (default: half the disk)",
     )
     run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
@@ -102,6 +125,12 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _layers(text: str) -> int:
+    if not text.isdigit() or len(text) > 6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of layers")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -110,6 +139,20 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds <= LONGEST_HEALTH_S:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: 0 to {LONGEST_HEALTH_S:g}")
     return seconds
+
+
+def _span(text: str) -> Span:
+    try:
+        return parse_span(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _threads(text: str) -> int:
@@ -157,7 +200,10 @@ def _run(options: argparse.Namespace) -> int:
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
                 broker=options.broker, link=options.link, threads=options.threads,
+                floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
+                fetch_hours=tuple(options.fetch_window),
+                store_quota_bytes=options.store_quota,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

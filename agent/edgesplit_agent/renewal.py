@@ -24,6 +24,7 @@ from edgesplit.identity import (
     certificate_request,
     decode_document,
     encode_document,
+    enrolment_context,
     load_or_make_key,
     renewal_text,
 )
@@ -60,9 +61,7 @@ def renew(folder: DataFolder, identity: Identity) -> None:
     csr_pem = certificate_request(key, identity.device).decode()
     signature = load_or_make_key(held.key_file).sign(renewal_text(csr_pem))
     renewal = Renewal(certificate_pem=old_pem, csr_pem=csr_pem, signature=signature)
-    answer = post(
-        identity.controller, "/v1/renew", held.ca_file.read_text(), encode_document(renewal), "a new certificate"
-    )
+    answer = _ask(identity.controller, held, encode_document(renewal))
     renewed = decode_document(answer, Enrolled)
     if renewed.device != identity.device:
         raise TrustError(f"the controller renewed us as {renewed.device[:63]!r}, and we are {identity.device!r}")
@@ -74,6 +73,18 @@ def renew(folder: DataFolder, identity: Identity) -> None:
     finally:
         tried.unlink()
     write_durably(folder.renewed_file, pair, mode=0o600)
+
+
+def _ask(url: str, held: Credentials, body: bytes) -> bytes:
+    """Over a connection that shows the old certificate; where that makes none, for it has expired by the controller's
+    clock, over one that shows nothing: then the right is in the signature alone."""
+    try:
+        return post(url, "/v1/renew", held.client_context(), body, "a new certificate")
+    except LinkError as lost:
+        try:
+            return post(url, "/v1/renew", enrolment_context(held.ca_file.read_text()), body, "a new certificate")
+        except TrustError:
+            raise lost from None
 
 
 class Renewing:

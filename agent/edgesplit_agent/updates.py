@@ -30,6 +30,7 @@ from edgesplit.errors import (
 from edgesplit.messages import ModelState
 from edgesplit.release import Statement
 from edgesplit_agent.activation import HEALTH_S, Trial, judge, why
+from edgesplit_agent.fetch_hours import NotNow
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +161,8 @@ class ReleaseState:
     """Why it will never run under this statement."""
     bad: bool = False
     """It was tried and thrown back, which outlives a restart."""
+    waits_for: str = ""
+    """What has to come, by itself, before it goes on at `retry_at`."""
     trouble: str = ""
     """Why the last try failed; another follows at `retry_at`."""
     tries: int = 0
@@ -320,7 +323,7 @@ def _model_state(model: str, wanted: str, have: DeviceState) -> ModelState:
         return ModelState(model, running, wanted, "failed", state.refused or state.trouble)
     if not wanted:
         return ModelState(model, running, wanted, "running")
-    return ModelState(model, running, wanted, "staged" if state.staged else "fetching")
+    return ModelState(model, running, wanted, "staged" if state.staged else "fetching", state.waits_for)
 
 
 def after_failure(state: ReleaseState, error: Exception, now: float, jitter: float) -> ReleaseState:
@@ -328,6 +331,8 @@ def after_failure(state: ReleaseState, error: Exception, now: float, jitter: flo
     text = str(error) or type(error).__name__
     if is_final(error):
         return replace(state, refused=text)
+    if isinstance(error, NotNow):
+        return replace(state, waits_for=text, trouble="", tries=1, retry_at=now + error.look_again_s)
     pause_s = pause_after(state.tries, jitter) if isinstance(error, LinkError) else LONGEST_PAUSE_S
     trouble = "" if isinstance(error, LinkError) and state.tries < 3 else text
     return replace(state, trouble=trouble, tries=state.tries + 1, retry_at=now + pause_s)
@@ -585,7 +590,7 @@ class Updater:
         with self._changed:
             before = self._state(release)
             self._have = replace(self._have, releases={**self._have.releases, release: state})
-            if (before.staged, before.trouble) != (state.staged, state.trouble):
+            if (before.staged, before.trouble, before.waits_for) != (state.staged, state.trouble, state.waits_for):
                 self._have = replace(self._have, reported=False)
 
     def _changed_standing(self) -> None:
@@ -646,7 +651,12 @@ class Updater:
                 self._have = replace(self._have, local_retry_at=now + pause_after(LOCAL_TRIES, jitter))
             else:
                 state = after_failure(self._state(step.release), error, now, jitter)
-                self._have = replace(self._have, releases={**self._have.releases, step.release: state}, reported=False)
+                if isinstance(step, Stage) and isinstance(error, LinkError):
+                    state = replace(state, whole=False)  # what was whole was spoilt meanwhile, and is completed
+                known = isinstance(error, NotNow) and self._state(step.release).waits_for == state.waits_for
+                reported = self._have.reported and known
+                releases = {**self._have.releases, step.release: state}
+                self._have = replace(self._have, releases=releases, reported=reported)
 
     def _offer_failed(self, step: Consider, error: Exception, now: float, jitter: float) -> None:
         """A statement that is not believed is gone; one that could not be checked or kept just now waits."""

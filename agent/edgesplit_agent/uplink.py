@@ -12,7 +12,7 @@ import math
 import secrets
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic, time
 from typing import Protocol
 
@@ -54,7 +54,6 @@ class Uplink:
         address: tuple[str, int],
         tls: ssl.SSLContext,
         *,
-        keep_chunks: Callable[[Sequence[tuple[str, bytes]]], None],
         sample: Sample,
         emulated: bool,
         local_url: str,
@@ -88,7 +87,7 @@ class Uplink:
             keepalive_s=KEEPALIVE_S,
         )
         self.metadata = MetadataFetcher(self._session, device)
-        self.chunks = ChunkFetcher(self._session, device, keep_chunks, cap_bytes_per_s=fetch_bytes_per_s)
+        self.chunks = ChunkFetcher(self._session, device, cap_bytes_per_s=fetch_bytes_per_s)
 
     def start(self, on_offer: Callable[[bytes], None], on_change: Callable[[bool], None]) -> None:
         """Connect, and stay connected. `on_offer(signed statement)`, `on_change(is online)`."""

@@ -5,30 +5,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
+from edgesplit.floor import Floor
 from edgesplit.messages import ModelState
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan
-from edgesplit.release import Manifest, Statement
-from edgesplit.releases import (
-    Release,
-    open_release,
-    remove_release,
-    remove_remains,
-    stored_releases,
-    write_release,
-)
+from edgesplit.release import Manifest, Statement, device_slices
+from edgesplit.releases import Release, adopt_release, open_release, remove_remains, stored_releases
 from edgesplit.runtime import Runtime
+from edgesplit.sealed import golden_chunks
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
 from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
-from edgesplit_agent.active import ActiveRelease, check_golden, device_slices, load, plan_for
-from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent.active import ActiveRelease, check_golden, load, plan_for
+from edgesplit_agent.chunks import ChunkStore, Layout
 from edgesplit_agent.engine import Engine
+from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.updates import ReleaseState, Standing
+from edgesplit_agent.given_keys import GivenKeys
+from edgesplit_agent.updates import ReleaseState, Standing, is_final
 from edgesplit_agent.uplink import Uplink
 
 log = logging.getLogger(__name__)
@@ -54,7 +51,9 @@ class Work:
         store: ChunkStore,
         make_runtime: Callable[[Plan], Runtime],
         *,
+        floor: Floor | None = None,
         endpoint: Callable[[], None] = lambda: None,
+        hours: FetchHours | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`endpoint` raises where applications are not answered; `now` is the wall clock, in Unix seconds."""
@@ -62,6 +61,7 @@ class Work:
         self._identity = identity
         self._engine = engine
         self._make_runtime = make_runtime
+        self._floor = floor
         self._root = identity.tuf_root.encode()
         self._trust = TrustStore(folder.trust, self._root, now=now)
         self._endpoint = endpoint
@@ -70,6 +70,12 @@ class Work:
         self._loaded: dict[str, ActiveRelease] = {}
         self._current = Current()
         self._starts_before = 0
+        self._wanted: set[str] = set()
+        """Releases that the newest believed statement names."""
+        self._urgent: set[str] = set()
+        """Those of them that are fetched at any hour."""
+        self._hours = hours or FetchHours(())
+        self._keys = GivenKeys(folder.encryption_key_file, identity, folder.releases)
         self._uplink: Uplink | None = None
 
     def boot(self) -> Statement | None:
@@ -80,16 +86,17 @@ class Work:
         left out, to be fetched again; the others go on. In safe mode nothing is loaded.
         """
         self._begin()
+        want = self._stored_statement()  # with the keys that loading needs
         if self._current.safe is not None:
             log.error("safe mode, no model is loaded: %s", self._current.safe.reason)
-            return self._stored_statement()
+            return want
         for model, slots in list(self._current.models.items()):
             if self._serves(model, slots.running) or not slots.trial:
                 continue
             self._keep(activation.withdrawn(self._current, model), "what was on trial is spoilt")
             if slots.committed:
                 self._serves(model, slots.committed)
-        return self._stored_statement()
+        return want
 
     def _begin(self) -> None:
         """Count this start, on disk before anything is loaded. A disk that cannot be written stops nobody."""
@@ -154,10 +161,17 @@ class Work:
             return None
         try:
             proof = self._trust.proof()
-            return verify_statement_offline(self._current.statement, self._identity.device, proof, self._root)
+            stored = verify_statement_offline(self._current.statement, self._identity.device, proof, self._root)
         except EdgeError as error:
             log.warning("the stored statement cannot be verified until the controller is reached: %s", error)
             return None
+        self._wants(stored)
+        return stored
+
+    def _wants(self, statement: Statement) -> None:
+        self._keys.take(statement)
+        self._wanted = {one.release for one in statement.releases}
+        self._urgent = {one.release for one in statement.releases if one.now}
 
     def connect(self, uplink: Uplink) -> None:
         """From now on there is a network to fetch by and report to."""
@@ -179,41 +193,57 @@ class Work:
         """Refresh the metadata, then believe the statement or not. A believed one is kept for the next start."""
         self._trust.refresh(self._fetch)
         statement = self._trust.statement(raw, self._identity.device, install=True)
-        wanted = [one.release for one in statement.releases]
         was_safe = self._current.safe is not None
-        self._commit(activation.obeying(self._current, raw, statement.counter, wanted))
+        self._commit(activation.obeying(self._current, raw, statement.counter))
         if was_safe and self._current.safe is None:
-            log.warning("safe mode ends: something else is to run")
+            log.warning("safe mode ends: the controller has said something new")
+        self._wants(statement)
         return statement
 
     def fetch_manifest(self, release: str) -> None:
-        """Get the manifest, and what proves it without a network."""
-        raw = self._trust.manifest(release, self._fetch)
-        proof = self._trust.proof()
-        self._papers[release] = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
+        """Get the manifest, and what proves it without a network: of a recut also what it is a recut of. What cannot be
+        decrypted here is not fetched."""
+        raw, proof = self._trust.proven(release, self._fetch)
+        paper = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
+        self._keys.of(release, paper.manifest, self._slices(paper.manifest))
+        self._papers[release] = paper
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
-        """Get the chunks that are not here, if the disk holds what they make."""
-        paper = self._paper(release)
-        wanted = self._wanted_chunks(paper.manifest)
-        missing = self._store.missing(wanted)
-        self._store.check_room(missing, sum(wanted.values()))
-        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(wanted))
-        self._net.chunks.fetch(release, missing, superseded)
+        """Get the chunks that are not here, if there is room for them and now is the time."""
+        manifest = self._paper(release).manifest
+        layout = Layout.of(release, manifest, self._slices(manifest))
+        assembly = self._store.assembly(layout)
+        missing = assembly.missing()
+        if not missing:
+            return True
+        self._store.make_room(layout, missing, self._protected())
+        urgent = release in self._urgent
+        self._hours.check(urgent)
+        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
+
+        def stop() -> bool:
+            return superseded() or not (urgent or self._hours.open)
+
+        self._net.chunks.fetch(release, missing, tuple(manifest.chunk_list()), assembly.put_all, stop)
+        if not superseded():
+            self._hours.check(urgent)
         return not superseded()
 
     def stage(self, release: str) -> None:
-        """Put this class's slices together, durably, under the release's digest."""
+        """Make this class's slices, which lie ready, the release: a rename."""
         paper = self._paper(release)
-        write_release(
-            self._folder.releases,
-            release,
-            paper.raw,
-            paper.proof,
-            self._chunk,
-            bootstrap_root=self._root,
-            only=self._slices(paper.manifest),
-        )
+        slices = self._slices(paper.manifest)
+        assembly = self._store.assembly(Layout.of(release, paper.manifest, slices))
+        assembly.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            adopt_release(
+                self._folder.releases, release, paper.raw, paper.proof, assembly.folder, slices,
+                bootstrap_root=self._root,
+            )  # fmt: skip
+        except TrustError as error:
+            if assembly.missing():
+                raise LinkError(f"release {release[:12]} was spoilt on disk: it is completed again") from error
+            raise
 
     def verify(self, release: str) -> None:
         """Load it, and let it answer its golden inputs. What is loaded here is what will serve.
@@ -282,13 +312,9 @@ class Work:
         unwanted = set(self._current.models) - {one.model for one in want.releases} - set(self._engine.serving)
         for model in unwanted:  # spoilt, so that it never ran, and nobody asks for it any more
             self._commit(activation.retired(self._current, model))
-        ran = {release for slots in self._current.models.values() for release in (slots.committed, slots.trial)}
-        kept = {*ran, *(one.release for one in want.releases)}
+        kept = {*self._protected(), *(one.release for one in want.releases)}
         remove_remains(self._folder.releases)
-        for release in set(stored_releases(self._folder.releases)) - kept:
-            remove_release(self._folder.releases, release)
-            log.info("removed release %s", release[:12])
-        self._store.forget(())
+        self._store.forget(kept)
         self._papers = {release: paper for release, paper in self._papers.items() if release in kept}
         self._loaded = {release: active for release, active in self._loaded.items() if release in kept}
 
@@ -306,10 +332,14 @@ class Work:
                 return ReleaseState()
             self._papers[release] = paper
             staged = self._is_staged(release, paper.manifest)
-            wanted = self._golden_chunks(paper.manifest) if staged else self._wanted_chunks(paper.manifest)
-            return ReleaseState(manifest=True, whole=not self._store.missing(wanted), staged=staged)
-        except EdgeError as error:
-            return ReleaseState(refused=str(error))
+            slices = set() if staged else self._slices(paper.manifest)
+            missing = self._store.assembly(Layout.of(release, paper.manifest, slices)).missing()
+            return ReleaseState(manifest=True, whole=not missing, staged=staged)
+        except (EdgeError, OSError) as error:
+            if is_final(error):
+                return ReleaseState(refused=str(error))
+            # A disk that is full or fails just now: the next step meets it again, and waits.
+            return ReleaseState(manifest=release in self._papers, trouble=str(error))
 
     # What they are made of
 
@@ -328,11 +358,18 @@ class Work:
             self._current = current
 
     def _answer_golden(self, active: ActiveRelease) -> None:
-        for golden in active.manifest.golden:
-            check_golden(active, golden, self._chunk)
+        manifest = active.manifest
+        keys = self._keys.of(active.digest, manifest, self._slices(manifest))
+        for golden in manifest.golden:
+            check_golden(active, golden, golden_chunks(manifest, keys, self._chunk))
 
     def _load(self, release: str) -> ActiveRelease:
-        return load(self._open(release), self._identity.device_class, self._make_runtime)
+        return load(self._opened(release), self._identity.device_class, self._make_runtime, self._floor)
+
+    def _opened(self, release: str) -> Release:
+        """The release with the keys of what runs here, where it is encrypted."""
+        opened = self._open(release)
+        return replace(opened, keys=self._keys.of(release, opened.manifest, self._slices(opened.manifest)))
 
     def _open(self, release: str) -> Release:
         return open_release(self._folder.releases, release, self._root)
@@ -359,15 +396,12 @@ class Work:
             return False
 
     def _slices(self, manifest: Manifest) -> set[str]:
-        return device_slices(plan_for(manifest, self._identity.device_class), manifest)
+        return device_slices(plan_for(manifest, self._identity.device_class, self._floor), manifest)
 
-    def _wanted_chunks(self, manifest: Manifest) -> dict[str, int]:
-        return {**manifest.chunks(self._slices(manifest)), **self._golden_chunks(manifest)}
-
-    @staticmethod
-    def _golden_chunks(manifest: Manifest) -> dict[str, int]:
-        pairs = [chunk for golden in manifest.golden for chunk in (golden.request, golden.response)]
-        return {chunk.sha256: chunk.bytes for chunk in pairs}
+    def _protected(self) -> set[str]:
+        """Releases that are never dropped for another's sake: what runs or would in its place, and what is wanted."""
+        ran = {release for slots in self._current.models.values() for release in (slots.committed, slots.trial)}
+        return {*ran, *self._wanted} - {""}
 
     def _chunk(self, sha256: str) -> bytes:
         data = self._store.get(sha256)

@@ -1,6 +1,6 @@
 """The controller's HTTP API as the command line sees it: JSON in, JSON out, our errors back.
 
-The address, the CA and the operator's token come from the data folder that `edgectl up` keeps.
+The address, the CA, the operator's certificate and token come from the data folder that `edgectl up` keeps.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 from edgesplit import errors
 from edgesplit.errors import EdgeError, LinkError, UsageError
+from edgesplit.identity import Credentials
 
 ERRORS: dict[int, type[EdgeError]] = {401: UsageError, 403: UsageError, 413: UsageError}
 """For answers that do not name their kind."""
@@ -25,11 +26,11 @@ BLOCK = 1 << 20
 class Api:
     """One controller."""
 
-    def __init__(self, url: str, token: str, ca_pem: str, timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, token: str, tls: ssl.SSLContext, timeout_s: float = 600.0) -> None:
         self.url = url
         self._token = token
         self._timeout_s = timeout_s
-        self._tls = ssl.create_default_context(cadata=ca_pem)
+        self._tls = tls
 
     @classmethod
     def of(cls, data: Path) -> Api:
@@ -37,7 +38,9 @@ class Api:
         try:
             addresses = json.loads((data / "controller.json").read_text())
             token = (data / "operator.token").read_text().strip()
-            return cls(addresses["api_url"], token, (data / "ca.pem").read_text())
+            (data / "keys" / "operator.key").open("rb").close()  # OpenSSL does not say which file it may not read
+            shown = Credentials(data / "keys" / "operator.key", data / "keys" / "operator.pem", data / "ca.pem")
+            return cls(addresses["api_url"], token, shown.client_context())
         except FileNotFoundError as error:
             raise UsageError(f"no controller runs on {data}: start one with `edgectl --data {data} up`") from error
         except PermissionError as error:

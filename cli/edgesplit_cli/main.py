@@ -19,6 +19,7 @@ from edgesplit_cli.commands import (
     deploy,
     devices,
     infer,
+    keys,
     models,
     offload,
     plan,
@@ -26,7 +27,7 @@ from edgesplit_cli.commands import (
     run_demo,
     up,
 )
-from edgesplit_cli.commands.limits import in_flags
+from edgesplit_cli.commands.limits import LIMIT, in_flags
 from edgesplit_cli.settings import DATA_VARIABLE, default_data_folder
 
 
@@ -56,6 +57,7 @@ for command in (
     deploy.deploy,
     deploy.deployments,
     devices.device,
+    keys.keys,
     infer.infer,
     offload.offload,
 ):
@@ -74,11 +76,9 @@ def main() -> None:
     except click.ClickException as error:
         click.echo(f"edgectl: {misused(error)}", err=True)
         code = error.exit_code
-    except InfeasibleLimits as error:
-        click.echo(f"edgectl: {in_flags(str(error))}", err=True)
-        code = error.exit_code
     except EdgeError as error:
-        click.echo(f"edgectl: {error}", err=True)
+        limits = isinstance(error, InfeasibleLimits) or LIMIT.match(str(error))
+        click.echo(f"edgectl: {in_flags(str(error)) if limits else error}", err=True)
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130

@@ -51,6 +51,8 @@ def print_plan(made: dict[str, Any]) -> None:
     if not all(one.get("allowed", True) for one in made["candidates"]):
         out.print("x: a limit forbids it")
     out.print(_best(made, valued))
+    if kept := made["table"].get("earliest_cut"):
+        out.print(f"privacy: nothing leaves before {kept[-1]!r} has run on the device ({len(kept)} layers stay)")
     if told := loss_told(next((row for row in made["table"]["rows"] if row["name"] == best), {})):
         out.print(told)
     headings = ("row", "best at this round trip while the uplink is")

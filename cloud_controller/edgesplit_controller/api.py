@@ -1,4 +1,5 @@
-"""The HTTP API: JSON over HTTPS, an operator's bearer token on all but health and enrolment. docs/protocol.md lists it.
+"""The HTTP API: JSON over TLS. The operator's certificate and token on all but health, enrolment and renewal.
+docs/protocol.md lists it.
 
 Promises: bodies are bounded before they are read, errors are `{"error": text, "kind": name}` with the status of their
 kind, and heavy work runs one at a time in a thread of its own, so that nothing else waits for it. What the calls do is
@@ -19,6 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
@@ -29,16 +31,22 @@ from starlette.requests import ClientDisconnect
 
 import edgesplit
 from edgesplit import errors
-from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, UsageError
+from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, TrustError, UsageError
 from edgesplit.identity import Renewal
+from edgesplit.limits import LIMITS
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.devices import CLAIM_S, ClaimWish
+from edgesplit_controller.key_changes import KeyChange, PublicKey
+from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.planning import OWN_CLASS, Wish
 from edgesplit_controller.refusals import Conflict, Forbidden
+from edgesplit_controller.rotation import GivenSignature
 
 log = logging.getLogger(__name__)
 
+OPERATOR = "operator"
+"""Whose certificate the operator's calls must show."""
 JSON_BYTES = 1_000_000
 SAMPLES_BYTES = 128 * 2**20
 BLOCK_BYTES = 1 << 20
@@ -52,6 +60,7 @@ STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (ModelRefused, 422),
     (Busy, 429),
     (LinkError, 503),
+    (TrustError, 403),
     (UsageError, 400),
     (errors.MalformedMessage, 400),
 )
@@ -116,6 +125,65 @@ class DeployBody(WishBody):
     """A deployment to be made."""
 
     to: list[str] = Field(max_length=10_000)
+    encrypt: bool = False
+    """Slices and golden inputs travel and are kept as ciphertext."""
+    recut: bool = False
+    """Signed by the planner, as another cut of a release."""
+    elsewhere: bool = False
+    """The release key lies elsewhere: answer what it must sign."""
+
+    def wish(self) -> Wish:
+        """As planning and releasing take it."""
+        return msgspec.structs.replace(super().wish(), encrypt=self.encrypt)
+
+
+class SignedBody(DeployBody):
+    """A deployment that was prepared, and the list of releases with it, signed."""
+
+    release: str = Field(max_length=64)
+    next_targets: str
+
+
+class PublicKeyBody(Body):
+    """A key without its private part."""
+
+    keyid: str = Field(max_length=128)
+    public: dict[str, Any]
+
+
+class KeyChangeBody(Body):
+    """What shall become of the keys (`key_changes.KeyChange`)."""
+
+    root_keys: list[PublicKeyBody] = Field(default=[], max_length=64)
+    threshold: int = Field(default=0, ge=0, le=64)
+    release_key: PublicKeyBody | None = None
+    anew: list[str] = Field(default=[], max_length=16)
+
+    def change(self) -> KeyChange:
+        """As `rotation` takes it."""
+        release = PublicKey(self.release_key.keyid, self.release_key.public) if self.release_key else None
+        root = tuple(PublicKey(one.keyid, one.public) for one in self.root_keys)
+        return KeyChange(root, self.threshold, release, tuple(self.anew))
+
+
+class SignatureBody(Body):
+    """A signature that was made elsewhere."""
+
+    keyid: str = Field(max_length=128)
+    sig: str = Field(max_length=16_384, pattern="^[0-9a-f]+$")
+
+
+class SignaturesBody(Body):
+    """Signatures for the change that waits."""
+
+    root: list[SignatureBody] = Field(default=[], max_length=64)
+    targets: list[SignatureBody] = Field(default=[], max_length=64)
+
+
+class RenewedBody(Body):
+    """A list of releases with a later end, signed."""
+
+    next_targets: str
 
 
 class ClaimBody(Body):
@@ -135,6 +203,10 @@ class EnrolBody(Body):
 
     token: str = Field(max_length=256)
     csr_pem: str = Field(max_length=8_192)
+    encryption_key: str = Field(default="", max_length=64)
+    """Base64."""
+    encryption_signature: str = Field(default="", max_length=256)
+    """Base64."""
 
 
 class RenewBody(Body):
@@ -183,7 +255,13 @@ def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: H
     app.state.controller, app.state.heavy, app.state.token = controller, heavy, token.encode()
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
-    bounds = {"/v1/models": model_bytes, "/samples": SAMPLES_BYTES}
+    lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
+    bounds = {
+        "/v1/models": model_bytes,
+        "/samples": SAMPLES_BYTES,
+        "/deployments/signed": lists,
+        "/keys/renewed": lists,
+    }
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
     app.add_exception_handler(EdgeError, _on_edge_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -195,7 +273,13 @@ def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: H
 
 
 def _operator(request: Request) -> None:
-    """Forbidden without the operator's token."""
+    """Forbidden without the operator's certificate and token."""
+    peer: Peer | None = request.scope.get(SCOPE)
+    if peer is None or peer.name != OPERATOR:
+        shown = f"that of {peer.name!r}" if peer else "none"
+        raise Forbidden(
+            f"the operator's certificate is needed (keys/{OPERATOR}.pem in the data folder), and {shown} was shown"
+        )
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), request.app.state.token):
         raise Forbidden(
@@ -230,19 +314,20 @@ def health() -> dict[str, Any]:
 def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     """A device turns its claim token and a certificate request into a certificate."""
     _not_too_often(request)
-    return _controller(request).enrol(body.token, body.csr_pem)
+    key = _base64(body.encryption_key, "encryption_key")
+    signature = _base64(body.encryption_signature, "encryption_signature")
+    return _controller(request).enrol(body.token, body.csr_pem, key, signature)
 
 
 @open_routes.post("/renew")
 def renew(request: Request, body: RenewBody) -> dict[str, Any]:
     """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
     _not_too_often(request)
-    try:
-        signature = base64.b64decode(body.signature, validate=True)
-    except binascii.Error as error:
-        raise UsageError("signature: not base64") from error
+    peer: Peer | None = request.scope.get(SCOPE)
+    signature = _base64(body.signature, "signature")
     return _controller(request).renew(
-        Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature)
+        Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
+        shown_serial=peer.serial if peer else None,
     )
 
 
@@ -349,7 +434,16 @@ async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
 @operator_routes.post("/deployments")
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
-    return await _heavily(request, _controller(request).deploy, body.model, body.to, body.link or "", body.wish())
+    deploy = _controller(request).deploy
+    wish = body.wish()
+    return await _heavily(request, deploy, body.model, body.to, body.link or "", wish, body.recut, body.elsewhere)
+
+
+@operator_routes.post("/deployments/signed")
+async def deploy_signed(request: Request, body: SignedBody) -> dict[str, Any]:
+    """Publish what was prepared and signed elsewhere, and tell the devices."""
+    deploy = _controller(request).deploy_signed
+    return await _heavily(request, deploy, body.model, body.to, body.wish(), body.release, body.next_targets.encode())
 
 
 @operator_routes.get("/deployments")
@@ -362,6 +456,53 @@ def deployments(request: Request) -> list[dict[str, Any]]:
 def releases(request: Request) -> list[dict[str, Any]]:
     """Every release, oldest first."""
     return _controller(request).releases()
+
+
+# ---- keys ---------------------------------------------------------------------------------------------------------
+
+
+@operator_routes.get("/keys")
+def keys(request: Request) -> dict[str, Any]:
+    """Every role's keys, what waits for signatures, what is due."""
+    return _controller(request).signing.shown()
+
+
+@operator_routes.post("/keys/change")
+async def change_keys(request: Request, body: KeyChangeBody) -> dict[str, Any]:
+    """Begin a change of the keys, or go on with it: done, or what is to be signed."""
+    return await _heavily(request, _controller(request).signing.change, body.change())
+
+
+@operator_routes.get("/keys/change")
+def waiting_change(request: Request) -> dict[str, Any]:
+    """The change that waits, as it must be signed now."""
+    return _controller(request).signing.waiting()
+
+
+@operator_routes.delete("/keys/change")
+def drop_change(request: Request) -> dict[str, Any]:
+    """Give the change that waits up."""
+    return _controller(request).signing.drop()
+
+
+@operator_routes.post("/keys/signatures")
+async def sign_change(request: Request, body: SignaturesBody) -> dict[str, Any]:
+    """Add signatures to the change that waits: done, or what is still to be signed."""
+    root = [GivenSignature(one.keyid, one.sig) for one in body.root]
+    targets = [GivenSignature(one.keyid, one.sig) for one in body.targets]
+    return await _heavily(request, _controller(request).signing.add_signatures, root, targets)
+
+
+@operator_routes.post("/keys/renew")
+async def renew_list(request: Request) -> dict[str, Any]:
+    """A later end for the list of releases: done, or what the release key must sign."""
+    return await _heavily(request, _controller(request).signing.renew)
+
+
+@operator_routes.post("/keys/renewed")
+async def renewed_list(request: Request, body: RenewedBody) -> dict[str, Any]:
+    """The same, signed elsewhere."""
+    return await _heavily(request, _controller(request).signing.renewed, body.next_targets.encode())
 
 
 # ---- devices ------------------------------------------------------------------------------------------------------
@@ -443,11 +584,11 @@ async def _receive(request: Request, part: Path) -> None:
             raise EdgeError(f"the upload cannot be kept: {error.strerror}") from error
 
 
-def _base64(text: str) -> bytes:
+def _base64(text: str, what: str = "a sample") -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UsageError(f"a sample is not base64: {error}") from error
+        raise UsageError(f"{what}: not base64 ({error})") from error
 
 
 def status_of(error: EdgeError) -> int:

@@ -6,6 +6,7 @@ Grows into an object store of the same four methods. Nothing is ever overwritten
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import uuid
 from collections.abc import Iterable
@@ -36,7 +37,7 @@ class BlobStore:
         """Keep `data`; its SHA-256."""
         return self.put_all([data])[0]
 
-    def put_all(self, many: Iterable[bytes]) -> list[str]:
+    def put_all(self, many: Iterable[bytes | memoryview]) -> list[str]:
         """Keep each; their SHA-256, in order. Folders are synced once, after the last."""
         digests: list[str] = []
         touched: set[Path] = set()
@@ -80,6 +81,16 @@ class BlobStore:
             raise BlobLost(f"blob {sha256[:12]} is damaged on disk")
         return data
 
+    def mapped(self, sha256: str) -> bytes | mmap.mmap:
+        """The blob's bytes, checked, and mapped: they take no memory that anything else needs."""
+        try:
+            found = map_file(self.path(sha256))
+        except OSError as error:
+            raise BlobLost(f"blob {sha256[:12]} cannot be read: {error.strerror}") from error
+        if hashlib.sha256(found).hexdigest() != sha256:
+            raise BlobLost(f"blob {sha256[:12]} is damaged on disk")
+        return found
+
     def _has_whole(self, sha256: str, size: int) -> bool:
         try:
             return self.path(sha256).stat().st_size == size
@@ -100,3 +111,9 @@ class BlobStore:
             part.unlink(missing_ok=True)
             raise UsageError(f"cannot keep a blob in {self._folder}: {error.strerror}") from error
         return target.parent
+
+
+def map_file(path: Path) -> bytes | mmap.mmap:
+    """A file's bytes, mapped; they stay when it is renamed or removed."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 from typing import Any, Protocol
 
 import msgspec
@@ -17,15 +18,18 @@ from sqlalchemy import select
 from edgesplit.errors import TrustError
 from edgesplit.identity import Claim, Enrolled, Renewal, check_renewal
 from edgesplit.plan import Link
+from edgesplit.release import Manifest
 from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.content_keys import check_can_decrypt, check_introduced
 from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
 from edgesplit_controller.director import Director
 from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
-from edgesplit_controller.refusals import Forbidden
+from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
-from edgesplit_controller.releasing import Releasing
+from edgesplit_controller.releasing import Releasing, signature
 from edgesplit_controller.shown import shown_claim, shown_deployment, shown_device, shown_event, shown_model
+from edgesplit_controller.signing import Signing
 
 
 class Authority(Protocol):
@@ -94,7 +98,7 @@ class Controller:
     tell: Tell
     revocations: Revoke
     addresses: Addresses
-    tuf_root: str
+    signing: Signing
 
     # ---- models -----------------------------------------------------------------------------------------------
 
@@ -142,16 +146,58 @@ class Controller:
         """Heavy. A plan for people; nothing is deployed."""
         return self.planning.describe(self.registry.get(reference), device_class, link, wish)
 
-    def deploy(self, reference: str, targets: Sequence[str], link: str, wish: Wish) -> dict[str, Any]:
-        """Heavy. Plan, cut, sign, and tell the devices."""
+    def deploy(
+        self,
+        reference: str,
+        targets: Sequence[str],
+        link: str,
+        wish: Wish,
+        recut: bool = False,
+        elsewhere: bool = False,
+    ) -> dict[str, Any]:
+        """Heavy. Plan, cut, sign, and tell the devices.
+
+        With `recut`, and where the release key lies elsewhere, the planner signs another cut of a release. With
+        `elsewhere`: what the release key must sign, and nothing is published yet.
+        """
         model = self.registry.get(reference)
         chosen = self.devices.select(targets)
-        digest, manifest = self.releasing.release(model, links_by_class(chosen, link), wish)
+        if wish.encrypt:
+            check_can_decrypt(chosen)
+        by_planner = recut or not (elsewhere or self.signing.signs_releases)
+        digest, manifest = self.releasing.prepare(model, links_by_class(chosen, link), wish, recut=by_planner)
+        signed_here = by_planner or self.signing.signs_releases or digest in self.signing.releases()
+        if elsewhere and not signed_here:
+            names = sorted(device.name for device in chosen)
+            return {**_planned(digest, model, names, manifest), **self.signing.to_sign(self.releasing.raw(digest))}
+        self.releasing.publish(model, digest, wish)
+        return self._tell(model, digest, manifest, chosen, targets, wish)
+
+    def deploy_signed(
+        self, reference: str, targets: Sequence[str], wish: Wish, release: str, signed: bytes
+    ) -> dict[str, Any]:
+        """Heavy. Publish a release that was prepared by `deploy` and signed elsewhere, and tell the devices."""
+        model = self.registry.get(reference)
+        manifest = self.releasing.prepared(model, release)
+        chosen = self.devices.select(targets)
+        if late := sorted({device.device_class for device in chosen} - set(manifest.plans)):
+            raise Conflict(f"the release has no plan for {', '.join(late)}, which joined meanwhile: deploy again")
+        self.releasing.publish(model, release, wish, signed)
+        return self._tell(model, release, manifest, chosen, targets, wish)
+
+    def _tell(
+        self,
+        model: Model,
+        digest: str,
+        manifest: Manifest,
+        chosen: Sequence[Device],
+        targets: Sequence[str],
+        wish: Wish,
+    ) -> dict[str, Any]:
         names = [device.name for device in chosen]
         number = self.director.deploy(digest, model.ref, names, targets=targets, options=wish.as_options())
         self.tell.tell(names)
-        plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
-        return {"deployment": number, "release": digest, "model": model.ref, "devices": sorted(names), "plans": plans}
+        return {"deployment": number, **_planned(digest, model, sorted(names), manifest)}
 
     def deployments(self) -> list[dict[str, Any]]:
         """Every deployment, oldest first."""
@@ -178,15 +224,20 @@ class Controller:
             token=token,
             controller_url=self.addresses.api_url,
             ca_pem=self.authority.ca_pem,
-            tuf_root=self.tuf_root,
+            tuf_root=self.signing.root_text,
             expires=expires,
         )
         carried: dict[str, Any] = msgspec.to_builtins(claim)
         return carried
 
-    def enrol(self, token: str, csr_pem: str) -> dict[str, Any]:
+    def enrol(
+        self, token: str, csr_pem: str, encryption_key: bytes = b"", encryption_signature: bytes = b""
+    ) -> dict[str, Any]:
         """A certificate for a token, and where everything is."""
-        let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request)
+        if encryption_key:
+            check_introduced(csr_pem, encryption_key, encryption_signature)
+        let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request, encryption_key)
+        self.director.wrap_anew(let_in.device)
         if let_in.replaced:
             self.revocations.publish()
             self.revocations.cut(let_in.device)
@@ -195,9 +246,15 @@ class Controller:
         self.tell.tell([let_in.device])
         return self._enrolled(let_in)
 
-    def renew(self, renewal: Renewal) -> dict[str, Any]:
-        """A new certificate for a device that proves to hold the key of one of ours, expired or not."""
+    def renew(self, renewal: Renewal, *, shown_serial: int | None) -> dict[str, Any]:
+        """A new certificate for a device that proves to hold the key of one of ours, expired or not.
+
+        `shown_serial` is of the certificate that the connection showed: the same one, or none where it has expired.
+        """
         old = self.authority.recognise(renewal.certificate_pem.encode())
+        expired = old.not_valid_after_utc.timestamp() <= time()
+        if shown_serial != old.serial_number and not (expired and shown_serial is None):
+            raise Forbidden("a certificate is renewed over a connection that shows it, until it has expired")
         try:
             check_renewal(renewal, old)
         except TrustError as error:
@@ -276,3 +333,9 @@ def links_by_class(devices: Sequence[Device], link: str) -> dict[str, Link]:
     for device in devices:
         by_class.setdefault(device.device_class, []).append(link_of(link, device.link))
     return {device_class: slowest(links) for device_class, links in sorted(by_class.items())}
+
+
+def _planned(digest: str, model: Model, devices: Sequence[str], manifest: Manifest) -> dict[str, Any]:
+    plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
+    told = {"release": digest, "model": model.ref, "devices": list(devices), "encrypted": manifest.is_encrypted}
+    return {**told, "plans": plans, **signature(manifest)}

@@ -113,6 +113,8 @@ class Device(Table):
     link: Mapped[str]
     certificate_serial: Mapped[str]
     public_key_sha256: Mapped[str]
+    encryption_key: Mapped[bytes] = mapped_column(default=b"")
+    """Its X25519 key, raw: what content keys are wrapped to. Empty: it enrolled without one."""
     enrolled: Mapped[float]
     revoked: Mapped[float | None]
     counter: Mapped[int] = mapped_column(default=0)

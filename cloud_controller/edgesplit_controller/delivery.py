@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +40,7 @@ SAID: Mapping[str, type[messages.Message]] = {
     "reported": messages.Reported,
     "telemetry": messages.Telemetry,
 }
+ASKED: type[messages.FetchMetadata | messages.FetchChunks] = messages.FetchMetadata | messages.FetchChunks  # type: ignore[assignment]
 SUBSCRIPTIONS = tuple(messages.topic("+", kind) for kind in ("birth", "reported", "telemetry", "fetch"))
 _METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
 
@@ -142,8 +143,8 @@ class Sources:
     """A TUF file by path; FileNotFoundError if there is none."""
     chunk: Callable[[str], bytes]
     """A chunk's bytes by SHA-256."""
-    release_chunks: Callable[[str], frozenset[str]]
-    """The chunks of a release; empty for one that is not known."""
+    release_chunks: Callable[[str], Sequence[str]]
+    """The chunks of a release, as its manifest lists them; empty for one that is not known."""
     hear: Callable[[list[tuple[str, messages.Message]]], None]
     """Take in what devices said."""
     statements: Callable[[Collection[str] | None], Mapping[str, bytes]]
@@ -207,7 +208,7 @@ class Delivery:
             if not payload:
                 return
             if kind == "fetch":
-                wish = messages.decode(payload, messages.FetchMetadata | messages.FetchChunks)  # type: ignore[arg-type]
+                wish = messages.decode(payload, ASKED, LIMITS.request_bytes)
                 taken = self._asked.put(device, wish, correlation)
             elif kind in SAID:
                 taken = self._said.put(device, messages.decode(payload, SAID[kind]))
@@ -353,12 +354,10 @@ def pieces(path: str, data: bytes | None) -> list[messages.Fetched]:
     return [messages.Fetched(path=path, offset=at, total=len(data), data=data[at : at + PIECE_BYTES]) for at in offsets]
 
 
-def check_wish(wish: messages.FetchChunks, chunks_of: Callable[[str], frozenset[str]]) -> tuple[str, ...]:
+def check_wish(wish: messages.FetchChunks, chunks_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
     """The chunks asked for, if they are few and all of that release; MalformedMessage otherwise."""
-    if len(wish.chunks) > LIMITS.window_chunks:
-        raise MalformedMessage(f"{len(wish.chunks)} chunks at once, at most {LIMITS.window_chunks}")
-    known = chunks_of(sha256_hex(wish.release))
-    strange = [chunk for chunk in wish.chunks if chunk not in known]
-    if strange:
-        raise MalformedMessage(f"chunk {strange[0][:80]!r} is not of release {wish.release[:12]}")
-    return wish.chunks
+    places = wish.places
+    listed = chunks_of(sha256_hex(wish.release))
+    if places[-1] >= len(listed):
+        raise MalformedMessage(f"chunk {places[-1]} of release {wish.release[:12]}, which has {len(listed)}")
+    return tuple(listed[place] for place in places)

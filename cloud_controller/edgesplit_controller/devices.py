@@ -129,10 +129,14 @@ class Devices:
             )
         return token, expires
 
-    def enrol(self, token: str, csr_pem: bytes, issue: Callable[[bytes, str], bytes]) -> Enrolment:
+    def enrol(
+        self, token: str, csr_pem: bytes, issue: Callable[[bytes, str], bytes], encryption_key: bytes = b""
+    ) -> Enrolment:
         """A certificate, made by `issue(csr, name)`; Forbidden for a token that is not good.
 
-        The same token with the same key is answered again while the claim lasts: the first answer may have been lost.
+        `encryption_key` is the device's own, as the caller has made sure; that of hardware which had the name before
+        is forgotten. The same token with the same key is answered again while the claim lasts: the first answer may
+        have been lost.
         """
         key = public_key_sha256(csr_pem)
         now = self._now()
@@ -144,7 +148,7 @@ class Devices:
             session.execute(update(ClaimRow).where(*others).values(expires=0.0))
             replaced = _revoke_certificates(session, claim.device, now, "replaced", but=key) > 0
             serial = _issued(session, claim.device, certificate, key, now)
-            fresh = _enrolled(session, claim, serial, key, now)
+            fresh = _enrolled(session, claim, serial, key, now, encryption_key)
             record(session, now, claim.device, "device.enrolled", claim.device, serial=serial, public_key_sha256=key)
             return Enrolment(claim.device, certificate, fresh, replaced)
 
@@ -189,6 +193,7 @@ class Devices:
             _revoke_certificates(session, name, now, "operator")
             device.revoked, device.alive = now, False
             device.statement, device.statement_expires = None, 0.0
+            device.encryption_key = b""
             record(session, now, "operator", "device.revoked", name, serial=device.certificate_serial)
 
     def get(self, name: str) -> Device:
@@ -296,7 +301,7 @@ def _good_claim(session: Session, token: str, key: str, now: float) -> ClaimRow:
     return claim
 
 
-def _enrolled(session: Session, claim: ClaimRow, serial: str, key: str, now: float) -> bool:
+def _enrolled(session: Session, claim: ClaimRow, serial: str, key: str, now: float, encryption_key: bytes) -> bool:
     """The device's row as the claim describes it; is its key new? Its counter is kept from a former life and never
     falls; its sessions begin anew with a new key."""
     device = session.get(Device, claim.device)
@@ -315,6 +320,7 @@ def _enrolled(session: Session, claim: ClaimRow, serial: str, key: str, now: flo
         claim.link,
     )
     device.certificate_serial, device.public_key_sha256 = serial, key
+    device.encryption_key = encryption_key
     device.enrolled, device.revoked = now, None
     if fresh:
         session.execute(delete(Starts).where(Starts.device == claim.device))

@@ -7,25 +7,41 @@ delivery only has to repeat what is stored. Statements are renewed at half their
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgesplit.release import Statement, Wanted
+from edgesplit import messages
+from edgesplit.errors import EdgeError
+from edgesplit.limits import LIMITS
+from edgesplit.release import Signed, Statement, Wanted
 from edgesplit_controller.database import Database, Deployment, Desired, Device, record
 from edgesplit_controller.refusals import Conflict
 
 Sign = Callable[[Statement], bytes]
+Wrap = Callable[[Device, str], bytes]
+"""The content keys that a device needs for a release, wrapped to it; empty where there are none."""
+
+log = logging.getLogger(__name__)
+
+
+def no_keys(_device: Device, _release: str) -> bytes:
+    """Where nothing is encrypted."""
+    return b""
 
 
 class Director:
     """The director of one installation; `sign` is its key's."""
 
-    def __init__(self, database: Database, sign: Sign, *, statement_s: int, now: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, sign: Sign, *, statement_s: int, now: Callable[[], float], wrap: Wrap = no_keys
+    ) -> None:
         self._database = database
         self._sign = sign
+        self._wrap = wrap
         self._statement_s = statement_s
         self._now = now
 
@@ -67,7 +83,44 @@ class Director:
             )
             devices = session.scalars(due).all()
             for device in devices:
-                self._state(session, device, now)
+                self._state(session, device, now, self._wrap_if_possible)
+            return [device.name for device in devices]
+
+    def wrap_anew(self, name: str) -> bool:
+        """State anew what a device shall run if that takes content keys: it may have come with another key of its own
+        to wrap them to. Was that so?"""
+        with self._database.write() as session:
+            device = session.get(Device, name)
+            if device is None or device.revoked or device.statement is None:
+                return False
+            wanted = session.scalars(select(Desired).where(Desired.device == name)).all()
+            if not any(self._wrap_if_possible(device, row.release) for row in wanted):
+                return False
+            self._state(session, device, self._now(), self._wrap_if_possible)
+            return True
+
+    def _wrap_if_possible(self, device: Device, release: str) -> bytes:
+        """Empty where the keys cannot be had: the device may still have them, and one device's trouble is not all's."""
+        try:
+            return self._wrap(device, release)
+        except EdgeError as error:
+            log.error("%s gets no content keys of release %s: %s", device.name, release[:12], error)
+            return b""
+
+    def restate(self, *, signed_by: Collection[str] | None = None) -> list[str]:
+        """State anew what every device was told, after the keys changed; the devices concerned.
+
+        With `signed_by`, only what none of these keys signed.
+        """
+        with self._database.write() as session:
+            told = select(Device).where(Device.statement.is_not(None), Device.revoked.is_(None))
+            devices = [
+                device
+                for device in session.scalars(told)
+                if device.statement and (signed_by is None or not _signers(device.statement) & set(signed_by))
+            ]
+            for device in devices:
+                self._state(session, device, self._now(), self._wrap_if_possible)
             return [device.name for device in devices]
 
     def deployments(self) -> Sequence[Deployment]:
@@ -83,19 +136,32 @@ class Director:
                 by_device.setdefault(row.device, []).append(row)
             return by_device
 
-    def _state(self, session: Session, device: Device, now: float) -> None:
+    def _state(self, session: Session, device: Device, now: float, wrap: Wrap | None = None) -> None:
         """Sign what the device's desired rows say now, under a higher counter."""
+        wrap = wrap or self._wrap
         session.flush()
         rows = session.scalars(select(Desired).where(Desired.device == device.name).order_by(Desired.model))
         device.counter = next_counter(device.counter, now)
         device.statement_expires = now + self._statement_s
         statement = Statement(
             device=device.name,
-            releases=tuple(Wanted(model=row.model, release=row.release) for row in rows),
+            releases=tuple(
+                Wanted(model=row.model, release=row.release, keys=wrap(device, row.release)) for row in rows
+            ),
             counter=device.counter,
             expires=int(device.statement_expires),
         )
-        device.statement = self._sign(statement)
+        signed = device.statement = self._sign(statement)
+        if len(signed) > LIMITS.message_bytes:
+            raise Conflict(
+                f"what {device.name} shall run takes a statement of {len(signed)} bytes, at most"
+                f" {LIMITS.message_bytes}: too many content keys; deploy fewer encrypted models to it, or fewer cuts"
+            )
+
+
+def _signers(statement: bytes) -> set[str]:
+    """Ids of the keys that signed it."""
+    return {one.keyid for one in messages.decode(statement, Signed).signatures}
 
 
 def next_counter(stored: int, now: float) -> int:

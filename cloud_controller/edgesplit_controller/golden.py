@@ -27,7 +27,7 @@ from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit_controller.registry import LoadedModel
 from edgesplit_partitioner.measure import stand_in_frame
-from edgesplit_partitioner.prepared import PreparedModel, whole_files, whole_slice
+from edgesplit_partitioner.prepared import PreparedModel, whole_runs, whole_slice
 
 LIMIT_S = 300.0
 MOST = 2
@@ -97,8 +97,9 @@ def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
     """The whole model's outputs, from a child process; ModelRefused if it cannot give them."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-golden-") as name:
         folder = Path(name)
-        for file, data in whole_files(model).items():
-            (folder / file).write_bytes(data)
+        for file, runs in whole_runs(model).items():
+            with (folder / file).open("wb") as target:
+                target.writelines(runs)
         (folder / SLICE).write_bytes(msgspec.json.encode(whole_slice(model)))
         _save(folder / INPUTS, inputs)
         command = [sys.executable, "-m", "edgesplit_controller.golden", str(folder)]

@@ -27,6 +27,7 @@ from edgesplit_partitioner.build_costs import build_costs, with_tier
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
 from edgesplit_partitioner.measure_slices import Cuts, Whole, believed, corrected, measured_whole
+from edgesplit_partitioner.side_limits import as_limits, check_first
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from edgesplit_partitioner.trace import LayerTime
 
@@ -52,6 +53,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     codecs: tuple[str, ...] | None = None
     objective: str | dict[str, float] = "latency"
     """One of the planner's objectives, or a weight for each of several."""
+    encrypt: bool = False
+    """Its slices are encrypted: which tells nothing to the planner."""
 
     @property
     def lossy(self) -> bool:
@@ -74,6 +77,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             "limits": self.limits,
             "codecs": list(self.codecs) if self.codecs else None,
             "objective": self.objective,
+            "encrypt": self.encrypt,
         }
 
 
@@ -218,6 +222,7 @@ class Planning:
     def _checked(self, model: Model, costs: Costs, link: Link, wish: Wish) -> Costs:
         """The costs with this machine's seconds as the slices of the plan take whole; where that changes the plan,
         those of the new plan count."""
+        check_first(costs, as_limits(wish.planner_limits()))
 
         def cuts_of(one: Costs) -> Cuts:
             return _cuts(

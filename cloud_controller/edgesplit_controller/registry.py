@@ -26,10 +26,11 @@ from edgesplit.inputs import InputSpec, parse_input_spec, prepare
 from edgesplit.names import ModelRef, model_name
 from edgesplit.oip import check_tensors as check_inputs
 from edgesplit.runtime import Tensors
-from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.blobs import BlobStore, map_file
 from edgesplit_controller.database import Database, Measurement, Model, Sample, record
 from edgesplit_controller.refusals import Conflict, unknown
 from edgesplit_partitioner.build_costs import main_operator
+from edgesplit_partitioner.bundle import Data, write_parts
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.model_file import prepare_model
 from edgesplit_partitioner.onnx_model import with_input_layer
@@ -68,12 +69,12 @@ class Registry:
         bound = dict(bindings or {})
         text = " ".join(input_text.split())
         try:
-            loaded = load_model(part.read_bytes(), text, bound)
+            loaded = load_model(map_file(part), text, bound)
             size = part.stat().st_size
             digest = self._blobs.put_file(part)
         finally:
             part.unlink(missing_ok=True)
-        optimised = self._blobs.put(loaded.prepared.raw)
+        optimised = self._keep_optimised(loaded)
         with self._database.write() as session:
             same = (Model.name == name, Model.sha256 == digest, Model.input_text == text)
             for there in session.scalars(select(Model).where(*same)):
@@ -114,7 +115,7 @@ class Registry:
             if key in self._loaded:
                 self._loaded.move_to_end(key)
                 return self._loaded[key]
-            loaded = load_model(self._blobs.get(model.sha256), model.input_text, model.bindings)
+            loaded = load_model(self._blobs.mapped(model.sha256), model.input_text, model.bindings)
         self._remember(model, loaded)
         return loaded
 
@@ -163,6 +164,16 @@ class Registry:
             known = session.scalars(_labels_query(model)).first()
             return [(known.content if known else {}).get(digest) for digest in session.scalars(chosen)]
 
+    def _keep_optimised(self, loaded: LoadedModel) -> str:
+        """As it is measured and cut; written piece by piece, for it may be larger than the memory."""
+        part = self._blobs.incoming_file()
+        try:
+            with part.open("wb") as target:
+                write_parts(*loaded.prepared.parts_of_file, target)
+            return self._blobs.put_file(part)
+        finally:
+            part.unlink(missing_ok=True)
+
     def _remember(self, model: Model, loaded: LoadedModel) -> None:
         with self._loading:
             self._loaded[_key(model)] = loaded
@@ -170,7 +181,7 @@ class Registry:
                 self._loaded.popitem(last=False)
 
 
-def load_model(raw: bytes, input_text: str, bindings: Mapping[str, int]) -> LoadedModel:
+def load_model(raw: Data, input_text: str, bindings: Mapping[str, int]) -> LoadedModel:
     """A model file, read and checked, with its input layer if `input_text` spells one."""
     spec = parse_input_spec(input_text) if input_text else None
     prepared = prepare_model(raw, bindings)

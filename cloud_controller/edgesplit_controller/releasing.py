@@ -1,7 +1,9 @@
 """From plans to a signed release: slices cut, manifest signed, chunks kept, the offload server's folder written.
 
 One release serves every target of a deployment: a plan per device class, slices that all plans share, each weight once.
-The same model with the same plans is the same release again. Callers run this in a worker thread, one at a time.
+The same model with the same plans is the same release again. A model's first release needs the release key; after it,
+another cut can be signed by the planner (`recut_of`), which devices believe as far as it is one. Callers run this in a
+worker thread, one at a time.
 """
 
 from __future__ import annotations
@@ -17,17 +19,33 @@ from typing import Protocol
 import msgspec
 from sqlalchemy import select
 
-from edgesplit.errors import ModelRefused
+from edgesplit.anatomy import anatomy_file, decode_anatomy, encode_anatomy
+from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, TrustError, UsageError
+from edgesplit.key_file import write_keys
 from edgesplit.limits import LIMITS
+from edgesplit.names import sha256_hex
 from edgesplit.plan import Link, Plan
-from edgesplit.release import Chunk, Golden, Manifest, TensorSpec, decode_manifest, encode_manifest, release_digest
-from edgesplit.releases import write_release
-from edgesplit_controller.blobs import BlobStore
+from edgesplit.recut import check_recut
+from edgesplit.release import (
+    Chunk,
+    Golden,
+    Manifest,
+    Slice,
+    TensorSpec,
+    decode_manifest,
+    encode_manifest,
+    release_digest,
+)
+from edgesplit.releases import stored_releases, write_release
+from edgesplit.trust import PLANNER
+from edgesplit_controller.blobs import BlobLost, BlobStore
+from edgesplit_controller.content_keys import ContentKeys
 from edgesplit_controller.database import Database, Model, Release, record
 from edgesplit_controller.golden import GoldenPair, golden_pairs
 from edgesplit_controller.planning import Planning, Wish, device_profile
 from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
+from edgesplit_controller.repository import RELEASE_KEY_ELSEWHERE
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, chunk_bytes, cut_slices
@@ -45,7 +63,32 @@ class Repository(Protocol):
         ...
 
     def add_release(self, raw_manifest: bytes) -> str:
-        """Sign the manifest as a target; its digest."""
+        """Sign the manifest as a target; its digest. Conflict where the release key lies elsewhere."""
+        ...
+
+    def add_signed(self, raw_targets: bytes, raw_manifests: Sequence[bytes]) -> None:
+        """Publish a list of releases that was signed elsewhere."""
+        ...
+
+    def releases(self) -> Sequence[str]:
+        """Digests of what the release key signed."""
+        ...
+
+    def add_recut(self, raw_manifest: bytes) -> str:
+        """Sign the manifest with the planner's key as another cut of a release; its digest."""
+        ...
+
+    def add_anatomy(self, raw: bytes) -> None:
+        """Keep what a release's manifest calls its model's anatomy."""
+        ...
+
+    @property
+    def signs_releases(self) -> bool:
+        """Does the release key lie here?"""
+        ...
+
+    def recuts(self) -> Sequence[str]:
+        """Digests of what the planner's key signed."""
         ...
 
     def proof(self, digest: str) -> Mapping[str, bytes]:
@@ -65,6 +108,7 @@ class Releasing:
         repository: Repository,
         *,
         offload_releases: Path,
+        content_keys: ContentKeys,
         now: Callable[[], float],
     ) -> None:
         self._database = database
@@ -73,30 +117,107 @@ class Releasing:
         self._planning = planning
         self._repository = repository
         self._offload_releases = offload_releases
+        self._content_keys = content_keys
         self._now = now
-        self._manifests: OrderedDict[str, tuple[Manifest, frozenset[str]]] = OrderedDict()
+        self._manifests: OrderedDict[str, tuple[Manifest, tuple[str, ...]]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def release(self, model: Model, links: Mapping[str, Link], wish: Wish) -> tuple[str, Manifest]:
-        """The signed release of `model` for these device classes (each with the link it is planned for)."""
+    def prepare(
+        self, model: Model, links: Mapping[str, Link], wish: Wish, *, recut: bool = False
+    ) -> tuple[str, Manifest]:
+        """The release of `model` for these device classes (each with the link it is planned for), to be signed: with
+        `recut` by the planner, as another cut of the model's newest release.
+
+        Everything that a device or the offload server may ask for is kept; nothing is known of it yet. UsageError where
+        there is no release to cut anew.
+        """
+        base = self._newest_base(model) if recut else None
+        if recut and base is None:
+            raise UsageError(
+                f"{model.ref} was never released, and the first release of a model needs the release key: "
+                + ("deploy it once without --recut" if self._repository.signs_releases else RELEASE_KEY_ELSEWHERE)
+            )
         loaded = self._registry.load(model)
         planned = {
             device_class: self._planning.plan(model, device_class, link, wish) for device_class, link in links.items()
         }
         tables = {device_class: one.table for device_class, one in planned.items()}
+        layer_s = {
+            device_class: {layer.name: layer.seconds["device"] for layer in one.costs.layers}
+            for device_class, one in planned.items()
+        }
+        if base is not None:
+            return self._recut(model, loaded, base, tables, layer_s, wish)
         cut = cut_for(loaded, tables.values())
         plans = {
-            device_class: release_plan(
-                table, cut, {layer.name: layer.seconds["device"] for layer in planned[device_class].costs.layers}
-            )
-            for device_class, table in tables.items()
+            device_class: release_plan(table, cut, layer_s[device_class]) for device_class, table in tables.items()
         }
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [one for name, plan in plans.items() for one in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        made = msgspec.structs.replace(made, compiled=tuple(one.compiled for one in compiled))
+        anatomy = b"" if wish.encrypt else anatomy_of(loaded)  # digests of weights would tell what is encrypted
+        made = msgspec.structs.replace(
+            made,
+            compiled=tuple(one.compiled for one in compiled),
+            anatomy=anatomy_file(anatomy) if anatomy else None,
+        )
+        contents = [*cut, *(one.cut for one in compiled)]
+        if wish.encrypt:
+            made, contents, pairs = self._content_keys.seal(made, contents, pairs)
+        if anatomy:
+            self._repository.add_anatomy(anatomy)
+            self._blobs.put(anatomy)
         manifest = self._with_known_date(model, made)
-        return self._publish(model, manifest, [*cut, *(one.cut for one in compiled)], pairs, wish), manifest
+        return self._keep(model, manifest, contents, pairs), manifest
+
+    def _newest_base(self, model: Model) -> tuple[str, Manifest] | None:
+        """The newest release of the model that the release key signed."""
+        signed = set(self._repository.releases())
+        with self._database.read() as session:
+            of_model = select(Release.digest).where(Release.model_id == model.id).order_by(Release.created.desc())
+            digests = session.scalars(of_model).all()
+        newest = next((digest for digest in digests if digest in signed), None)
+        return None if newest is None else (newest, self.manifest(newest))
+
+    def _recut(
+        self,
+        model: Model,
+        loaded: LoadedModel,
+        base_release: tuple[str, Manifest],
+        tables: Mapping[str, Plan],
+        layer_s: Mapping[str, Mapping[str, float]],
+        wish: Wish,
+    ) -> tuple[str, Manifest]:
+        """The base in other tables: over its own slices where they do, else cut anew. The base itself where nothing
+        differs from it."""
+        digest, base = base_release
+        if wish.encrypt and not base.is_encrypted:
+            raise UsageError(f"release {digest[:12]} is in clear: to encrypt it needs the release key")
+        as_they_are = all(fits(table, base.slices) for table in tables.values())
+        cut = [CutSlice(one, {}) for one in base.slices] if as_they_are else cut_for(loaded, tables.values())
+        plans = {name: release_plan(table, cut, layer_s[name]) for name, table in tables.items()}
+        if as_they_are and plans == base.plans:
+            return digest, base
+        made = msgspec.structs.replace(
+            base,
+            slices=tuple(one.slice for one in cut),
+            plans=plans,
+            compiled=base.compiled if as_they_are else (),
+            anatomy=None,
+            recut_of=digest,
+        )
+        raw_anatomy = self._blobs.get(base.anatomy.sha256) if base.anatomy else b""
+        if base.anatomy and not as_they_are and anatomy_of(loaded) != raw_anatomy:
+            raise UsageError(
+                f"{model.ref} is no longer prepared here as it was when release {digest[:12]} was made (another version"
+                " of onnxruntime or onnx?): to cut it elsewhere now needs the release key"
+            )
+        try:
+            check_recut(made, base, decode_anatomy(raw_anatomy, base.anatomy) if base.anatomy else None)
+        except TrustError as error:
+            raise UsageError(f"release {digest[:12]} cannot be cut like this by the planner: {error}") from error
+        manifest = self._with_known_date(model, made)
+        return self._keep(model, manifest, [] if as_they_are else cut, []), manifest
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a release that is known; NotFound otherwise."""
@@ -110,37 +231,74 @@ class Releasing:
         found = self._known(digest)
         return found[0] if found else None
 
-    def chunks_of(self, digest: str) -> frozenset[str]:
-        """The chunks of a release, golden ones included; none for a release that is not known."""
+    def chunks_of(self, digest: str) -> tuple[str, ...]:
+        """The chunks of a release in the order in which devices count them; none for a release that is not known."""
         found = self._known(digest)
-        return found[1] if found else frozenset()
+        return found[1] if found else ()
 
     def all(self) -> Sequence[Release]:
         """Every release, oldest first."""
         with self._database.read() as session:
             return session.scalars(select(Release).order_by(Release.created)).all()
 
-    def _publish(
-        self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair], wish: Wish
-    ) -> str:
-        """Keep everything a device or the offload server may ask for, and only then make the release known."""
+    def publish(self, model: Model, digest: str, wish: Wish, signed: bytes | None = None) -> None:
+        """Make a prepared release known: signed here, or by `signed`, a list of releases with it, signed elsewhere."""
+        raw = self._blobs.get(digest)
+        manifest = decode_manifest(raw)
+        if manifest.recut_of:
+            self._repository.add_recut(raw)
+        elif signed is not None and digest not in self._repository.releases():
+            self._repository.add_signed(signed, [raw])
+        else:
+            self._repository.add_release(raw)
+        self._shelve(digest, raw)
+        with self._database.write() as session:
+            if session.get(Release, digest) is None:
+                by = {**signature(manifest), "key": "elsewhere" if signed is not None else "controller"}
+                options = {**wish.as_options(), **signature(manifest)}
+                session.add(Release(digest=digest, model_id=model.id, created=self._now(), options=options))
+                record(session, self._now(), "operator", "release.made", digest, model=model.ref, **by)
+
+    def prepared(self, model: Model, digest: str) -> Manifest:
+        """The manifest of a release that was prepared for that model; NotFound for another."""
+        try:
+            manifest = decode_manifest(self._blobs.get(sha256_hex(digest)))
+        except (BlobLost, MalformedMessage) as error:
+            raise NotFound(f"release {digest[:12]} was not prepared here: deploy again") from error
+        if manifest.model != model.ref:
+            raise UsageError(f"release {digest[:12]} is of {manifest.model}, not of {model.ref}")
+        return manifest
+
+    def raw(self, digest: str) -> bytes:
+        """The manifest of a prepared release, as it is signed."""
+        return self._blobs.get(digest)
+
+    def follow_keys(self) -> None:
+        """After the release key or the root changed: what the offload server has is proved by the newest root."""
+        on_shelf = set(stored_releases(self._offload_releases))
+        signed = {*self._repository.releases(), *self._repository.recuts()}
+        for release in self.all():
+            if release.digest in on_shelf & signed:
+                self._shelve(release.digest, self._blobs.get(release.digest))
+
+    def _shelve(self, digest: str, raw: bytes) -> None:
+        write_release(
+            self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
+            bootstrap_root=self._repository.root_bytes,
+        )  # fmt: skip
+        manifest = decode_manifest(raw)
+        if manifest.is_encrypted:
+            write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
+
+    def _keep(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair]) -> str:
+        """Keep everything a device or the offload server may ask for."""
         raw = encode_manifest(manifest)
         if len(raw) > LIMITS.manifest_bytes:
             raise ModelRefused(f"{model.ref}: its manifest has {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
         decode_manifest(raw)
         self._blobs.put_all(chunk_bytes(cut).values())
         self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
-        self._blobs.put(raw)
-        digest = self._repository.add_release(raw)
-        write_release(
-            self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
-            bootstrap_root=self._repository.root_bytes,
-        )  # fmt: skip
-        with self._database.write() as session:
-            if session.get(Release, digest) is None:
-                session.add(Release(digest=digest, model_id=model.id, created=self._now(), options=wish.as_options()))
-                record(session, self._now(), "operator", "release.made", digest, model=model.ref)
-        return digest
+        return self._blobs.put(raw)
 
     def _with_known_date(self, model: Model, manifest: Manifest) -> Manifest:
         """With the date of a release that is the same in all else, so that it is that release."""
@@ -153,7 +311,7 @@ class Releasing:
                 return dated
         return msgspec.structs.replace(manifest, created=iso_time(self._now()))
 
-    def _known(self, digest: str) -> tuple[Manifest, frozenset[str]] | None:
+    def _known(self, digest: str) -> tuple[Manifest, tuple[str, ...]] | None:
         with self._lock:
             if digest in self._manifests:
                 self._manifests.move_to_end(digest)
@@ -162,12 +320,32 @@ class Releasing:
             if session.get(Release, digest) is None:
                 return None
         manifest = decode_manifest(self._blobs.get(digest))
-        found = manifest, frozenset(manifest.chunks()) | frozenset(_golden_chunks(manifest))
+        found = manifest, tuple(manifest.chunk_list())
         with self._lock:
             self._manifests[digest] = found
             while len(self._manifests) > REMEMBERED:
                 self._manifests.popitem(last=False)
         return found
+
+
+def signature(manifest: Manifest) -> dict[str, str]:
+    """Who signed a release, and the release that it is another cut of where the planner did, for people."""
+    if not manifest.recut_of:
+        return {"signed_by": "targets"}
+    return {"signed_by": PLANNER, "recut_of": manifest.recut_of}
+
+
+def fits(table: Plan, slices: Iterable[Slice]) -> bool:
+    """Is every row of the table (in layers) a union of these slices?"""
+    rows = [frozenset(row.layers) for row in table.rows]
+    return all(row.issuperset(one.layers) or row.isdisjoint(one.layers) for one in slices for row in rows)
+
+
+def anatomy_of(loaded: LoadedModel) -> bytes:
+    """The model's anatomy as it is signed; empty where it has none, or one that no device would read."""
+    anatomy = loaded.prepared.anatomy(loaded.graph)
+    raw = b"" if anatomy is None else encode_anatomy(anatomy)
+    return raw if len(raw) <= LIMITS.anatomy_bytes else b""
 
 
 def cut_for(loaded: LoadedModel, tables: Iterable[Plan]) -> list[CutSlice]:
@@ -224,7 +402,3 @@ def _golden(pair: GoldenPair) -> Golden:
 
 def _chunk(data: bytes) -> Chunk:
     return Chunk(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
-
-
-def _golden_chunks(manifest: Manifest) -> Iterable[str]:
-    return (chunk.sha256 for golden in manifest.golden for chunk in (golden.request, golden.response))

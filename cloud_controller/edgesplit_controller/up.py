@@ -5,7 +5,7 @@ started is told in one line (UsageError).
 
     DATA/controller.db    models, devices, releases, deployments    DATA/lock             who runs on this folder
     DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
-    DATA/keys/            the authority and our own certificates    DATA/ca.pem           for clients of the API
+    DATA/keys/            authority, certificates, content.key      DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
     DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
     DATA/offload/         root.json, revoked.pem and releases/ for the offload server
@@ -20,7 +20,6 @@ import os
 import secrets
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -38,22 +37,26 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
 from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
-from edgesplit_controller.api import Heavy, create_app
+from edgesplit_controller.api import OPERATOR, Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.children import Child
+from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
-from edgesplit_controller.database import Database
+from edgesplit_controller.database import Database, Device
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
+from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocations import Revocations
+from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
+from edgesplit_controller.signing import Signing
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ LEFTOVER_S = 15.0
 """How long the children of a killed controller may take to let go of their ports."""
 CONNECT_S = 15.0
 TEND_S = 60.0
+TELL_S = 86_400.0
+"""Between two times that the log is told what an operator must do about the keys."""
 OFFLOAD = "offload"
 API = "api"
 REVOKED = "revoked.pem"
@@ -115,13 +120,14 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     credentials = {name: authority.issue_server(name, names) for name in (API, "broker", OFFLOAD)}
     write_durably(data / "ca.pem", authority.ca_pem.encode())
     repository = Repository(data / "tuf")
+    rotation = Rotation(repository)
     repository.renew()
-    if not (data / OFFLOAD / "root.json").is_file():
-        write_durably(data / OFFLOAD / "root.json", repository.root_bytes)
-    (data / OFFLOAD / "releases").mkdir(exist_ok=True)
+    (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
 
-    controller, delivery, revocations = _assemble(settings, authority, repository, stack)
+    controller, delivery, revocations = _assemble(settings, authority, repository, rotation, stack)
+    controller.signing.catch_up()
     revocations.publish()
+    authority.issue_client(OPERATOR)
     revocations.tell(_broker(settings, credentials["broker"], stack))
     _mqtt(settings, authority, delivery, stack)
     stack.callback(revocations.stop)
@@ -129,15 +135,15 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     if settings.offload:
         _offload(settings, stack)
     _api(settings, controller, credentials[API], stack, ending)
-    _tended(repository, controller.director, delivery, stack, ending)
+    _tended(repository, rotation, controller.director, delivery, stack, ending)
     addresses = _as_told(settings)
     write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
     stack.callback((data / "controller.json").unlink, missing_ok=True)
-    return addresses
+    return {**addresses, "notices": controller.signing.notices()}
 
 
 def _assemble(
-    settings: Settings, authority: Authority, repository: Repository, stack: ExitStack
+    settings: Settings, authority: Authority, repository: Repository, rotation: Rotation, stack: ExitStack
 ) -> tuple[Controller, Delivery, Revocations]:
     """The parts that keep and decide, with nothing started yet."""
     data, now = settings.data, time.time
@@ -147,9 +153,15 @@ def _assemble(
     blobs.clear_incoming()
     registry = Registry(database, blobs, now=now)
     planning = Planning(database, registry, now=now)
+    content_keys = load_or_make_content_keys(data / "keys" / "content.key")
     releasing = Releasing(
-        database, blobs, registry, planning, repository, offload_releases=data / OFFLOAD / "releases", now=now
-    )
+        database, blobs, registry, planning, repository,
+        offload_releases=data / OFFLOAD / "releases", content_keys=content_keys, now=now,
+    )  # fmt: skip
+
+    def wrapped(device: Device, release: str) -> bytes:
+        return content_keys.wrapped(device, release, releasing.manifest(release))
+
     devices = Devices(database, stale_after_s=settings.stale_after_s, now=now)
     revocations = Revocations(
         authority,
@@ -165,7 +177,7 @@ def _assemble(
         for device in taken.intruders:
             revocations.cut(device)
 
-    director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now)
+    director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now, wrap=wrapped)
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -174,6 +186,16 @@ def _assemble(
             hear=hear,
             statements=director.statements,
         )
+    )
+    signing = Signing(
+        repository,
+        rotation,
+        database,
+        releasing,
+        director,
+        delivery,
+        offload_root=data / OFFLOAD / "root.json",
+        now=now,
     )
     controller = Controller(
         database=database,
@@ -187,7 +209,7 @@ def _assemble(
         tell=delivery,
         revocations=revocations,
         addresses=Addresses(_api_url(settings), settings.host, settings.mqtt_port, _offload_url(settings)),
-        tuf_root=(data / OFFLOAD / "root.json").read_text(),
+        signing=signing,
     )
     return controller, delivery, revocations
 
@@ -240,6 +262,7 @@ def _api(
     app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy())
     config = uvicorn.Config(
         app,
+        http=TellingPeers,
         ssl_certfile=credentials.certificate_file,
         ssl_keyfile=credentials.key_file,
         log_config=None,
@@ -250,8 +273,8 @@ def _api(
         timeout_graceful_shutdown=3,
     )
     config.load()
-    if config.ssl is not None:
-        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Mutual, but for who has no certificate yet, or one that expired: what those may is the application's to say.
+    config.ssl = credentials.server_context(client_required=False)
     server = uvicorn.Server(config)
     listener = _listener(settings.address, settings.api_port)
     stack.callback(listener.close)
@@ -277,14 +300,25 @@ def _api(
 
 
 def _tended(
-    repository: Repository, director: Director, delivery: Delivery, stack: ExitStack, ending: threading.Event
+    repository: Repository,
+    rotation: Rotation,
+    director: Director,
+    delivery: Delivery,
+    stack: ExitStack,
+    ending: threading.Event,
 ) -> None:
-    """Sign anew what grows old, now and then."""
+    """Sign anew what grows old, now and then; once a day, say what only an operator can."""
 
     def tend() -> None:
+        told_at = -TELL_S
         while True:
             try:
                 repository.refresh_timestamp()
+                rotation.renew_held_root()
+                if time.monotonic() - told_at >= TELL_S:
+                    told_at = time.monotonic()
+                    for notice in rotation.shown()["notices"]:
+                        log.warning("%s", notice)
                 if renewed := director.renew():
                     delivery.tell(renewed)
             except EdgeError as error:

@@ -35,11 +35,15 @@ def releases_in(folder: Path, bootstrap_root: bytes) -> Opener:
     """Opens releases under `folder`, believing what leads from `bootstrap_root` to them."""
 
     def open_(digest: str) -> OpenRelease:
+        from edgesplit.key_file import read_keys
         from edgesplit.releases import open_release
 
         if not (folder / digest).is_dir():
             raise NotFound(f"release {digest[:12]} is not here")
-        return open_release(folder, digest, bootstrap_root)
+        release = open_release(folder, digest, bootstrap_root)
+        return (
+            dataclasses.replace(release, keys=read_keys(release.folder)) if release.manifest.is_encrypted else release
+        )
 
     return open_
 

@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from edgesplit import codecs, names, oip
@@ -21,6 +20,7 @@ from edgesplit.plan import Row
 from edgesplit.release import Manifest, TensorSpec
 from edgesplit.runtime import Program, Runtime
 from edgesplit.runtime.load import load_slice
+from edgesplit.sealed import SliceSource
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class OpenRelease(Protocol):
         """Its name."""
         ...
 
-    def slice_folder(self, name: str) -> Path:
-        """The folder of that slice's verified files."""
+    def slice_folder(self, name: str) -> SliceSource:
+        """That slice's verified files: their folder, or memory where they are encrypted."""
         ...
 
 

@@ -28,17 +28,17 @@ Data = bytes | mmap.mmap
 """A data file's bytes, in memory or mapped."""
 
 
-def is_bundle(raw: bytes) -> bool:
+def is_bundle(raw: Data) -> bool:
     """Whether these bytes are a tar, the only kind of archive that a model may come in."""
     return raw[_MAGIC] == b"ustar"
 
 
-def unpack(raw: bytes) -> tuple[bytes, dict[str, memoryview]]:
+def unpack(raw: Data) -> tuple[bytes, dict[str, memoryview]]:
     """The model's own file, and its data files by the name that it calls them; ModelRefused where it is no bundle."""
     view = memoryview(raw)
     parts: dict[str, memoryview] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+        with tarfile.open(fileobj=_reader(raw), mode="r:") as archive:
             for number, member in enumerate(archive):
                 if number >= MOST_FILES or not member.isreg() or member.sparse is not None:
                     raise ModelRefused("the archive holds other things than one model and its data files")
@@ -55,10 +55,18 @@ def unpack(raw: bytes) -> tuple[bytes, dict[str, memoryview]]:
 def joined(model: bytes, data: Mapping[str, Data]) -> bytes:
     """The bundle of a model and its data files."""
     target = io.BytesIO()
+    write_parts(model, data, target)
+    return target.getvalue()
+
+
+def write_parts(model: bytes, data: Mapping[str, Data], target: BinaryIO) -> None:
+    """A model as it is kept, written to `target` piece by piece: its message, or the bundle of that and its data."""
+    if not data:
+        target.write(model)
+        return
     with tarfile.open(fileobj=target, mode="w:", format=tarfile.GNU_FORMAT) as archive:
         for name, content in ((MODEL, model), *sorted(data.items())):
             archive.addfile(_member(name, len(content)), _reader(content))
-    return target.getvalue()
 
 
 def _reader(content: Data) -> IO[bytes]:

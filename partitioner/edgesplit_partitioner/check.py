@@ -283,8 +283,7 @@ def _why_off(exact: Difference | None) -> str:
 
 def _write(folder: Path, cut: CutSlice) -> None:
     folder.mkdir(parents=True)
-    for name, content in cut.files.items():
-        (folder / name).write_bytes(content)
+    cut.write(folder)
 
 
 def _tried(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from edgesplit.limits import LIMITS
 from edgesplit.release import Chunk, FileName, SliceFile
@@ -19,23 +20,32 @@ GROUP_BYTES = 65_536
 """Small tensors of one layer share a chunk up to this size."""
 
 
+Bytes: TypeAlias = bytes | memoryview
+"""A view is of a file that is mapped: a slice larger than the memory is cut like any other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A weight tensor's bytes, and the layer it is grouped with; an empty owner: with none."""
 
     owner: str
-    data: bytes
+    data: Bytes
 
 
-def padded(data: bytes) -> bytes:
-    """`data` with zeros up to the next multiple of the alignment."""
-    return data + bytes(-len(data) % ALIGNMENT)
+def padded_bytes(size: int) -> int:
+    """What a tensor of so many bytes takes in the weights file."""
+    return size + -size % ALIGNMENT
 
 
-def weight_runs(pieces: Iterable[Piece]) -> list[bytes]:
-    """The chunks of a weights file, in order; joined they are the file."""
-    runs: list[bytes] = []
-    group: list[bytes] = []
+def padded(data: Bytes) -> Bytes:
+    """`data` with zeros up to the next multiple of the alignment; itself where it ends there."""
+    return data if not len(data) % ALIGNMENT else bytes(data) + bytes(-len(data) % ALIGNMENT)
+
+
+def weight_runs(pieces: Iterable[Piece]) -> list[Bytes]:
+    """The chunks of a weights file, in order; joined they are the file. Views of large tensors, not copies."""
+    runs: list[Bytes] = []
+    group: list[Bytes] = []
     owner = ""
 
     def flush() -> None:
@@ -44,25 +54,27 @@ def weight_runs(pieces: Iterable[Piece]) -> list[bytes]:
             group.clear()
 
     for piece in pieces:
-        data = padded(piece.data)
-        fits = piece.owner and piece.owner == owner and sum(map(len, group)) + len(data) <= GROUP_BYTES
+        size = padded_bytes(len(piece.data))
+        fits = piece.owner and piece.owner == owner and sum(map(len, group)) + size <= GROUP_BYTES
         if not fits:
             flush()
         owner = piece.owner
-        if len(data) > GROUP_BYTES:
-            runs.extend(plain_runs(data))
-        elif data:
-            group.append(data)
+        if size > GROUP_BYTES:
+            *whole, last = plain_runs(piece.data)
+            runs.extend((*whole, padded(last)))
+        elif size:
+            group.append(padded(piece.data))
     flush()
     return runs
 
 
-def plain_runs(data: bytes) -> list[bytes]:
-    """`data` in chunks of the largest size."""
-    return [data[start : start + LIMITS.chunk_bytes] for start in range(0, len(data), LIMITS.chunk_bytes)]
+def plain_runs(data: Bytes) -> list[Bytes]:
+    """`data` in chunks of the largest size, as views of it."""
+    view = memoryview(data)
+    return [view[start : start + LIMITS.chunk_bytes] for start in range(0, len(view), LIMITS.chunk_bytes)]
 
 
-def slice_file(name: FileName, runs: Sequence[bytes]) -> SliceFile:
+def slice_file(name: FileName, runs: Sequence[Bytes]) -> SliceFile:
     """The manifest's entry for a file that consists of `runs`."""
     whole = hashlib.sha256()
     for run in runs:

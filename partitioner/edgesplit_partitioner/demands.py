@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from edgesplit.errors import UsageError
 from edgesplit.plan import Power
 from edgesplit_partitioner import tariffs
 from edgesplit_partitioner.program import Cap, MemoryUse
-from edgesplit_partitioner.side_limits import Limits
+from edgesplit_partitioner.side_limits import Limits, check_layer
 from edgesplit_partitioner.tariffs import Ints, Question
 
 WARM = "fallback=warm"
@@ -89,11 +87,7 @@ def _forced(question: Question, limits: Limits) -> Demand:
     if not limits.force_after and last in whole:
         everywhere = np.full(len(layers), whole[last], dtype=np.intp)
         return Demand(name, "force", lowest=everywhere, highest=everywhere)
-    known = [layer.name for layer in layers]
-    if last not in known:
-        near = difflib.get_close_matches(last, known, 3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UsageError(f"limits: no layer is called {last!r}{hint}")
+    check_layer(question.costs, last, name)
     needed: set[str] = set()
     here = np.zeros(len(layers), dtype=np.bool_)
     for position in range(len(layers) - 1, -1, -1):

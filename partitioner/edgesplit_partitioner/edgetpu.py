@@ -145,6 +145,7 @@ def without_input(graph: LayerGraph) -> LayerGraph:
 
 def _described(half: CutSlice, raw: bytes, device_class: str, covers: tuple[str, ...], number: int) -> CompiledCut:
     plain = re.sub(r"[^a-z0-9-]+", "-", device_class.lower()).strip("-")
-    file = slice_file("model.tflite", plain_runs(raw))
+    runs = plain_runs(raw)
+    file = slice_file("model.tflite", runs)
     one = msgspec.structs.replace(half.slice, name=f"tpu{number:02d}-{plain}", files=(file,), kernels="edgetpu")
-    return CompiledCut(Compiled(slice=one, device_class=device_class, covers=covers), CutSlice(one, {file.name: raw}))
+    return CompiledCut(Compiled(slice=one, device_class=device_class, covers=covers), CutSlice(one, {file.name: runs}))

@@ -51,8 +51,8 @@ class Prepared(Protocol):
     """A model whose bytes are ready to run: what `onnx_model.prepare_model` gives."""
 
     @property
-    def raw(self) -> bytes:
-        """The optimised model file."""
+    def parts_of_file(self) -> tuple[bytes, Mapping[str, bundle.Data]]:
+        """The optimised model's message, and its data files by name."""
         ...
 
 
@@ -85,7 +85,7 @@ def measure_layers(
     noise."""
     if runs < 1 or warmup < 0 or threads < 1:
         raise UsageError("measuring needs at least one run and one thread")
-    raw = model if isinstance(model, bytes) else model.raw
+    raw, data = _parts(model)
     sample = inputs or {}
     if is_tflite(raw):
         return _measure_tflite_layers(
@@ -93,7 +93,7 @@ def measure_layers(
         )
     proto = _parse(model)
     layer_of = _name_nodes(proto, graph)
-    with _workplace({"model.onnx": proto.SerializeToString(), **_data_files(raw)}) as folder:
+    with _workplace({"model.onnx": proto.SerializeToString(), **data}) as folder:
         job = Job(mode="layers", runs=runs, warmup=warmup, threads=threads, samples=(_store(folder, 0, sample),))
         _run(folder, job, warmup + runs, progress)
         trace = msgspec.json.decode((folder / "profile.json").read_bytes())
@@ -187,16 +187,17 @@ def stand_in_frame(spec: InputSpec, seed: int = 0) -> bytes:
 
 
 def _parse(model: Prepared | bytes) -> onnx.ModelProto:
-    raw = model if isinstance(model, bytes) else model.raw
     try:
-        return onnx.load_model_from_string(bundle.unpack(raw)[0] if bundle.is_bundle(raw) else raw)
+        return onnx.load_model_from_string(_parts(model)[0])
     except Exception as error:  # protobuf's decoder raises several unrelated types
         raise ModelRefused(f"not an ONNX file: {str(error)[:200]}") from error
 
 
-def _data_files(raw: bytes) -> dict[str, memoryview]:
-    """The prepared model's data files; none for most models."""
-    return bundle.unpack(raw)[1] if bundle.is_bundle(raw) else {}
+def _parts(model: Prepared | bytes) -> tuple[bytes, Mapping[str, bundle.Data | memoryview]]:
+    """The prepared model's message, and its data files; none for most models."""
+    if isinstance(model, bytes):
+        return bundle.unpack(model) if bundle.is_bundle(model) else (model, {})
+    return model.parts_of_file
 
 
 def _name_nodes(proto: onnx.ModelProto, graph: LayerGraph) -> dict[str, str]:
@@ -211,9 +212,9 @@ def _name_nodes(proto: onnx.ModelProto, graph: LayerGraph) -> dict[str, str]:
         raise UsageError("this layer graph is not that of this model: it has more nodes") from error
 
 
-def _exposed(model: Prepared | bytes, graph: LayerGraph) -> tuple[dict[str, bytes | memoryview], tuple[str, ...]]:
+def _exposed(model: Prepared | bytes, graph: LayerGraph) -> tuple[dict[str, bundle.Data | memoryview], tuple[str, ...]]:
     """The model's file, with every tensor that a layer writes among its outputs, and their names."""
-    raw = model if isinstance(model, bytes) else model.raw
+    raw, data = _parts(model)
     if is_tflite(raw):
         from edgesplit_partitioner import tflite_measure
 
@@ -221,7 +222,7 @@ def _exposed(model: Prepared | bytes, graph: LayerGraph) -> tuple[dict[str, byte
         return {tflite_measure.MODEL: files.whole}, files.tensors
     proto = _parse(model)
     wanted = _expose(proto, graph)
-    return {"model.onnx": proto.SerializeToString(), **_data_files(raw)}, wanted
+    return {"model.onnx": proto.SerializeToString(), **data}, wanted
 
 
 def _expose(proto: onnx.ModelProto, graph: LayerGraph) -> tuple[str, ...]:
@@ -269,7 +270,7 @@ def _cost(record: TensorRecord) -> TensorCost:
 
 
 @contextmanager
-def _workplace(files: Mapping[str, bytes | memoryview]) -> Iterator[Path]:
+def _workplace(files: Mapping[str, bundle.Data | memoryview]) -> Iterator[Path]:
     """A folder with these files in it, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-measure-") as name:
         for file, data in files.items():

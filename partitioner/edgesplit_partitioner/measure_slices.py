@@ -69,8 +69,7 @@ def measure_slices(
         folder = Path(name)
         for place, one in enumerate(wanted):
             (folder / str(place)).mkdir()
-            for file, content in one.files.items():
-                (folder / str(place) / file).write_bytes(content)
+            one.write(folder / str(place))
         job = Job(slices=tuple(one.slice for one in wanted), runs=runs, warmup=warmup, threads=threads, seconds=seconds)
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
         times = _child(folder)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from edgesplit.errors import ModelRefused
 from edgesplit_partitioner import onnx_model
+from edgesplit_partitioner.bundle import Data
 from edgesplit_partitioner.prepared import PreparedModel
 
 TFLITE_IDENTIFIER = b"TFL3"
@@ -21,22 +22,22 @@ FOREIGN = {
 """How files begin that are given for models by mistake."""
 
 
-def is_tflite(raw: bytes) -> bool:
+def is_tflite(raw: Data) -> bool:
     """Whether these bytes say that they are a TFLite model; all else is read as ONNX, or refused as it."""
     return raw[4:8] == TFLITE_IDENTIFIER
 
 
-def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> PreparedModel:
+def prepare_model(raw: Data, bindings: Mapping[str, int] | None = None) -> PreparedModel:
     """The model in `raw`, ready to be cut; ModelRefused says what is wrong with it and what would do.
 
-    A model in several files comes as a `bundle`. `bindings` gives free dimensions their lengths: by name (`batch`, ONNX
-    only) or by place (`images:0`).
+    A model in several files comes as a `bundle`, which may be mapped: nothing of it is copied. `bindings` gives free
+    dimensions their lengths: by name (`batch`, ONNX only) or by place (`images:0`).
     """
-    foreign = next((what for start, what in FOREIGN.items() if raw.startswith(start)), None)
+    foreign = next((what for start, what in FOREIGN.items() if raw[: len(start)] == start), None)
     if foreign:
         raise ModelRefused(f"neither ONNX nor TFLite but {foreign}")
     if is_tflite(raw):
         from edgesplit_partitioner import tflite_model  # LiteRT is an extra: without it ONNX models work all the same
 
-        return tflite_model.prepare_model(raw, bindings)
+        return tflite_model.prepare_model(raw[:], bindings)
     return onnx_model.prepare_model(raw, bindings)

@@ -14,11 +14,14 @@ import msgspec
 import numpy as np
 import onnx
 
+from edgesplit.anatomy import Anatomy
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import FRAME, INPUT_LAYER, PCM16_BYTES, InputSpec
 from edgesplit.release import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner import bundle, layers, onnx_file, optimise
+from edgesplit_partitioner.chunks import Bytes
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor
+from edgesplit_partitioner.onnx_anatomy import onnx_anatomy
 from edgesplit_partitioner.onnx_slices import onnx_files
 from edgesplit_partitioner.prepared import Boundary, PreparedModel, refuse_what_cannot_travel
 from edgesplit_partitioner.tensor_types import TensorType
@@ -49,7 +52,12 @@ class OnnxModel:
     @property
     def raw(self) -> bytes:
         """The whole model: its message, or the bundle of that and its data file, made anew at each call."""
-        return bundle.joined(self.message, {optimise.WEIGHTS: self.weights}) if self.weights else self.message
+        return bundle.joined(*self.parts_of_file) if self.weights else self.message
+
+    @property
+    def parts_of_file(self) -> tuple[bytes, dict[str, bundle.Data]]:
+        """The message, and the data file where there is one."""
+        return self.message, {optimise.WEIGHTS: self.weights} if self.weights else {}
 
     @property
     def format(self) -> SliceFormat:
@@ -63,19 +71,23 @@ class OnnxModel:
 
     def slice_files(
         self, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
-    ) -> dict[FileName, list[bytes]]:
+    ) -> dict[FileName, list[Bytes]]:
         """`graph.onnx`, and `weights.bin` where there are weights worth a file."""
         return onnx_files(self.proto, self.weights, members, boundary, shared)
 
+    def anatomy(self, graph: LayerGraph) -> Anatomy | None:
+        """By the digests of operators, weights and declarations as slices hold them."""
+        return onnx_anatomy(self.proto, self.weights, graph)
 
-def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> OnnxModel:
+
+def prepare_model(raw: bundle.Data, bindings: Mapping[str, int] | None = None) -> OnnxModel:
     """The model in `raw`, ready to be cut; ModelRefused says what is wrong with it and what would do.
 
     `bindings` gives free dimensions their lengths: by name (`batch`) or by place (`images:0`), and inputs that are one
     whole number (`sr`) their value for good.
     """
-    raw, data = bundle.unpack(raw) if bundle.is_bundle(raw) else (raw, {})
-    model = onnx_file.read_model(raw, data)
+    message, data = bundle.unpack(raw) if bundle.is_bundle(raw) else (raw[:], {})
+    model = onnx_file.read_model(message, data)
     onnx_file.drop_initializer_inputs(model)
     lengths = onnx_file.bind_values(model.graph, bindings or {})
     if len(lengths) < len(bindings or {}) and onnx_file.has_branches(model.graph) and not data:

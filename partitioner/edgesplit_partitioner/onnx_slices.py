@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from edgesplit.release import FileName, TensorSpec
 from edgesplit_partitioner import bundle, onnx_nodes
-from edgesplit_partitioner.chunks import Piece, padded, plain_runs, weight_runs
+from edgesplit_partitioner.chunks import Bytes, Piece, padded_bytes, plain_runs, weight_runs
 from edgesplit_partitioner.graph import Layer
 from edgesplit_partitioner.prepared import Boundary
 
@@ -26,12 +26,12 @@ _WHOLE_NUMBERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx
 
 def onnx_files(
     model: onnx.ModelProto, data: bundle.Data, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
-) -> dict[FileName, list[bytes]]:
+) -> dict[FileName, list[Bytes]]:
     """The chunks of each file of the slice with these layers of `model`, whose data file holds `data`."""
     pieces = _pieces(members, onnx_nodes.initializers(model.graph), data, shared)
     proto = _slice_proto(model, members, boundary, pieces)
     runs = weight_runs(pieces.values())
-    files: dict[FileName, list[bytes]] = {"graph.onnx": plain_runs(proto.SerializeToString(deterministic=True))}
+    files: dict[FileName, list[Bytes]] = {"graph.onnx": plain_runs(proto.SerializeToString(deterministic=True))}
     if runs:
         files["weights.bin"] = runs
     return files
@@ -46,7 +46,7 @@ def _pieces(
     free: dict[str, Piece] = {}
     for layer in members:
         for name in layer.weights:
-            piece = None if name in owned or name in free else _external_bytes(stored[name], data)
+            piece = None if name in owned or name in free else data_beside(stored[name], data)
             if piece and name in shared:
                 free[name] = Piece("", piece)
             elif piece:
@@ -54,11 +54,11 @@ def _pieces(
     return {**owned, **free}
 
 
-def _external_bytes(tensor: onnx.TensorProto, data: bundle.Data) -> bytes | None:
+def data_beside(tensor: onnx.TensorProto, data: bundle.Data) -> Bytes | None:
     """The tensor's bytes as the weights file holds them, or None if it stays in the graph."""
     if bundle.is_external(tensor):
         _, offset, length = bundle.external(tensor)
-        return data[offset : offset + length]
+        return memoryview(data)[offset : offset + length]
     if tensor.data_type == onnx.TensorProto.STRING:
         return None
     size = onnx_nodes.tensor_bytes(tensor)
@@ -79,12 +79,12 @@ def _slice_proto(
     cut = onnx.ModelProto(ir_version=source.ir_version, producer_name="edgesplit")
     cut.graph.name = "slice"
     cut.graph.node.extend(source.graph.node[place] for place in _places(members))
-    cut.graph.input.extend(_value_info(one) for one in boundary.inputs)
-    cut.graph.output.extend(_value_info(one) for one in boundary.outputs)
+    cut.graph.input.extend(declaration(one) for one in boundary.inputs)
+    cut.graph.output.extend(declaration(one) for one in boundary.outputs)
     offset = 0
     for name, piece in pieces.items():
         cut.graph.initializer.append(_pointer(stored[name], offset, len(piece.data)))
-        offset += len(padded(piece.data))
+        offset += padded_bytes(len(piece.data))
     used = dict.fromkeys(name for layer in members for name in layer.weights)
     cut.graph.initializer.extend(stored[name] for name in used if name not in pieces)
     read = {name for node in cut.graph.node for name in onnx_nodes.reads(node)}
@@ -113,7 +113,7 @@ def _pointer(tensor: onnx.TensorProto, offset: int, length: int) -> onnx.TensorP
 _ONNX_TYPES = {name: number for number, name in onnx_nodes.DATATYPES.items()}
 
 
-def _value_info(one: TensorSpec) -> onnx.ValueInfoProto:
+def declaration(one: TensorSpec) -> onnx.ValueInfoProto:
     """The tensor's declaration; without a shape where a length depends on the data."""
     shape = None if -1 in one.shape else one.shape
     return onnx.helper.make_tensor_value_info(one.name, _ONNX_TYPES[one.datatype], shape)

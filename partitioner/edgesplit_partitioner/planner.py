@@ -27,7 +27,7 @@ from edgesplit_partitioner.factors import LOADS, SLOWDOWNS
 from edgesplit_partitioner.intervals import Between, of_row
 from edgesplit_partitioner.objectives import OBJECTIVES, as_objective
 from edgesplit_partitioner.search import Search, bytes_of, key_of
-from edgesplit_partitioner.side_limits import Limits, as_limits
+from edgesplit_partitioner.side_limits import Limits, as_limits, earliest_cut
 from edgesplit_partitioner.tariffs import Memory
 from edgesplit_partitioner.tiers import Links
 
@@ -138,6 +138,7 @@ class Plan:
             objective=self.objective,
             limits=self.limits.as_text(),
             never_leaves=self._search.raw_tensors if self.limits.keep_raw_input else (),
+            earliest_cut=earliest_cut(self.costs, self.limits),
             basis=(self.costs.basis.get(self.tiers[0], "").split() or ["predicted"])[0],
             forced=rows[0].name if self.limits.forced else "",
             weights=objective.row_weights,

@@ -9,9 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgesplit.anatomy import Anatomy
 from edgesplit.errors import ModelRefused
 from edgesplit.limits import LIMITS
 from edgesplit.release import FileName, Kernels, Slice, SliceFormat, TensorSpec
+from edgesplit_partitioner.bundle import Data
+from edgesplit_partitioner.chunks import Bytes
 from edgesplit_partitioner.graph import Layer, LayerGraph
 from edgesplit_partitioner.tensor_types import TensorType
 
@@ -43,6 +46,11 @@ class PreparedModel(Protocol):
         ...
 
     @property
+    def parts_of_file(self) -> tuple[bytes, Mapping[str, Data]]:
+        """The same not joined: the model's message, and its data files, which may be mapped, by name."""
+        ...
+
+    @property
     def types(self) -> Mapping[str, TensorType]:
         """Of every tensor, those inside layers too."""
         ...
@@ -64,11 +72,16 @@ class PreparedModel(Protocol):
 
     def slice_files(
         self, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
-    ) -> dict[FileName, list[bytes]]:
+    ) -> dict[FileName, list[Bytes]]:
         """The files of a slice with these layers, each as the chunks that it consists of.
 
         `shared` names the weights that layers of several slices may use: they get chunks of their own.
         """
+        ...
+
+    def anatomy(self, graph: LayerGraph) -> Anatomy | None:
+        """What the model consists of with the layers of `graph` (its own, or with an input layer), for the release key
+        to sign; None where a slice's file cannot be compared with it."""
         ...
 
 
@@ -82,16 +95,12 @@ def refuse_what_cannot_travel(ends: Iterable[TensorSpec], types: Mapping[str, Te
             )
 
 
-def whole_files(model: PreparedModel) -> dict[FileName, bytes]:
-    """The files of the whole model as one slice."""
-    return {file: b"".join(runs) for file, runs in whole_runs(model).items()}
-
-
-def whole_runs(model: PreparedModel) -> dict[FileName, list[bytes]]:
-    """The same as the chunks that they consist of: a large model is not joined in memory."""
+def whole_runs(model: PreparedModel) -> dict[FileName, list[Bytes]]:
+    """The files of the whole model as one slice, each as the chunks that it consists of: a large model is not joined in
+    memory."""
     return model.slice_files(model.graph.layers, Boundary(model.inputs, model.outputs), frozenset())
 
 
 def whole_slice(model: PreparedModel, name: str = "whole") -> Slice:
-    """The whole model as one slice, whose files are `whole_files`: what runs slices runs it."""
+    """The whole model as one slice, whose files are `whole_runs`: what runs slices runs it."""
     return Slice(name, model.format, (), model.inputs, model.outputs, kernels=model.kernels)

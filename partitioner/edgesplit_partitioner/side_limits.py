@@ -120,17 +120,28 @@ def sides(costs: Costs, limits: Limits, device: str, remote: str, *, force: bool
     on_remote: dict[str, str] = {}
     for layer in costs.layers:
         _tiers_demand(layer, device, remote, on_device, on_remote)
-    if limits.keep_raw_input:
-        for layer in costs.layers:
-            if not costs.raw.isdisjoint(layer.reads):
-                on_device.setdefault(layer.name, "keep_raw_input")
-    for layer in costs.layers[: limits.keep_first]:
-        on_device.setdefault(layer.name, f"keep_first={limits.keep_first}")
+    for name, why in _private(costs, limits).items():
+        on_device.setdefault(name, why)
     wanted: list[Sides] = [_closed(costs, on_device, on_remote)]
     if force and limits.forced:
         wanted.append(_forced(costs, limits, remote))
     _check(costs, wanted, device, remote)
     return Sides(_first(one.device for one in wanted), _first(one.remote for one in wanted))
+
+
+def earliest_cut(costs: Costs, limits: Limits) -> tuple[str, ...]:
+    """The layers that the privacy limits hold on the device, with all they depend on, in the order of the costs."""
+    held = _closed(costs, _private(costs, limits), {}).device
+    return tuple(layer.name for layer, why in zip(costs.layers, held, strict=True) if why)
+
+
+def _private(costs: Costs, limits: Limits) -> dict[str, str]:
+    """Layers that privacy holds on the device, each with the limit that does."""
+    raw = (layer for layer in costs.layers if limits.keep_raw_input and not costs.raw.isdisjoint(layer.reads))
+    held = {layer.name: "keep_raw_input" for layer in raw}
+    for layer in costs.layers[: limits.keep_first]:
+        held.setdefault(layer.name, f"keep_first={limits.keep_first}")
+    return held
 
 
 def _tiers_demand(
@@ -175,13 +186,26 @@ def _forced(costs: Costs, limits: Limits, remote: str) -> Sides:
         return Sides(everywhere, nowhere)
     if not limits.force_after and last in ("cloud", remote):
         return Sides(nowhere, everywhere)
-    known = [layer.name for layer in costs.layers]
-    if last not in known:
-        near = difflib.get_close_matches(last, known, 3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UsageError(f"limits: no layer is called {last!r}{hint}")
+    check_layer(costs, last, limits.force_label)
     device = _closed(costs, {last: label}, {}).device
     return Sides(device, tuple("" if held else label for held in device))
+
+
+def check_layer(costs: Costs, name: str, label: str) -> None:
+    """UsageError where the model has no layer of that name; `label` is the limit that names it."""
+    known = [layer.name for layer in costs.layers]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"{label}: no layer is called {name!r}{hint}")
+
+
+def check_first(costs: Costs, limits: Limits) -> None:
+    """UsageError where more first layers shall stay than there are: the slip of a hand, not a wish."""
+    if limits.keep_first > len(costs.layers):
+        raise UsageError(
+            f"keep_first={limits.keep_first}: {costs.model} has {len(costs.layers)} layers; force=device keeps them all"
+        )
 
 
 def _first(columns: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

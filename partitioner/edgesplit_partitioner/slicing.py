@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -18,7 +19,7 @@ from edgesplit.inputs import INPUT_LAYER, InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan, Row
 from edgesplit.release import Slice, TensorSpec
-from edgesplit_partitioner.chunks import slice_file
+from edgesplit_partitioner.chunks import Bytes, slice_file
 from edgesplit_partitioner.graph import Layer, LayerGraph
 from edgesplit_partitioner.prepared import Boundary, PreparedModel
 
@@ -28,7 +29,19 @@ class CutSlice:
     """A slice as the manifest lists it, with its files' bytes."""
 
     slice: Slice
-    files: dict[str, bytes]
+    runs: Mapping[str, Sequence[Bytes]]
+    """By file, as its chunks in order."""
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """By file, joined: for slices that are small enough for that."""
+        return {file: b"".join(runs) for file, runs in self.runs.items()}
+
+    def write(self, folder: Path) -> None:
+        """Make the files in `folder`, which is there."""
+        for name, runs in self.runs.items():
+            with (folder / name).open("wb") as file:
+                file.writelines(runs)
 
 
 def atoms(graph: LayerGraph, device_sets: Iterable[frozenset[str]]) -> list[tuple[str, ...]]:
@@ -118,7 +131,7 @@ def _model_slice(
         files=tuple(listed),
         kernels=model.kernels,
     )
-    return CutSlice(described, {file: b"".join(runs) for file, runs in contents.items()})
+    return CutSlice(described, {str(name): runs for name, runs in contents.items()})
 
 
 def _slice_name(number: int, atom: Sequence[str]) -> str:
@@ -137,15 +150,12 @@ def _shared_weights(graph: LayerGraph) -> set[str]:
     return shared
 
 
-def chunk_bytes(slices: Iterable[CutSlice]) -> dict[str, bytes]:
-    """Every chunk of the slices by its SHA-256, each once."""
-    found: dict[str, bytes] = {}
+def chunk_bytes(slices: Iterable[CutSlice]) -> dict[str, Bytes]:
+    """Every chunk of the slices by its SHA-256, each once; views where the weights are mapped."""
+    found: dict[str, Bytes] = {}
     for cut in slices:
         for file in cut.slice.files:
-            start = 0
-            for chunk in file.chunks:
-                found[chunk.sha256] = cut.files[file.name][start : start + chunk.bytes]
-                start += chunk.bytes
+            found.update(zip((chunk.sha256 for chunk in file.chunks), cut.runs[file.name], strict=True))
     return found
 
 

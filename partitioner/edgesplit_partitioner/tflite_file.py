@@ -17,7 +17,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated
 
 from edgesplit.errors import ModelRefused
-from edgesplit_partitioner.chunks import ALIGNMENT, Piece, padded, plain_runs, weight_runs
+from edgesplit_partitioner.chunks import ALIGNMENT, Bytes, Piece, padded_bytes, plain_runs, weight_runs
 
 schema: Any = schema_py_generated
 """Generated code, whose types are not those that it takes: arrays for lists, bytes for text."""
@@ -231,7 +231,7 @@ def buffer_bytes(model: Model, index: int) -> int:
     return 0 if data is None else len(data)
 
 
-def pack(model: Model, owner_of: Mapping[int, str] | None = None) -> list[bytes]:
+def pack(model: Model, owner_of: Mapping[int, str] | None = None) -> list[Bytes]:
     """The model's file as the chunks that it consists of: joined they are the file.
 
     `owner_of` names the layer that each buffer's chunk is grouped with, in the order in which they shall lie in the
@@ -242,7 +242,7 @@ def pack(model: Model, owner_of: Mapping[int, str] | None = None) -> list[bytes]
     stored = [index for index in order if buffer_bytes(model, index)]
     pieces = [Piece(owners.get(index, ""), _prefixed(model.buffers[index].data)) for index in stored]
     raw = _flatbuffer(model, stored)
-    behind = sum(len(padded(piece.data)) for piece in pieces)
+    behind = sum(padded_bytes(len(piece.data)) for piece in pieces)
     return plain_runs(raw[: len(raw) - behind]) + weight_runs(pieces)
 
 

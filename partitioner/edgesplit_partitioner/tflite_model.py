@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from edgesplit.anatomy import Anatomy
 from edgesplit.errors import ModelRefused
 from edgesplit.release import FileName, Kernels, SliceFormat, TensorSpec
+from edgesplit_partitioner.chunks import Bytes
 from edgesplit_partitioner.graph import Layer, LayerGraph
 from edgesplit_partitioner.prepared import Boundary, refuse_what_cannot_travel
 from edgesplit_partitioner.tensor_types import TensorType
@@ -73,17 +75,27 @@ class TfliteModel:
     layer then, which runs nowhere else."""
 
     @property
+    def parts_of_file(self) -> tuple[bytes, dict[str, bytes]]:
+        """A TFLite model is one file."""
+        return self.raw, {}
+
+    @property
     def format(self) -> SliceFormat:
         """Of its slices."""
         return "tflite"
 
     def slice_files(
         self, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
-    ) -> dict[FileName, list[bytes]]:
+    ) -> dict[FileName, list[Bytes]]:
         """`model.tflite`, in chunks that end where weights do."""
         inputs, outputs = ([one.name for one in ends] for ends in (boundary.inputs, boundary.outputs))
         cut = part(self.parts, _places(members), inputs, outputs)
         return {"model.tflite": pack(cut, _owners(self.parts, cut, members, shared))}
+
+    def anatomy(self, graph: LayerGraph) -> Anatomy | None:
+        """None: devices have no reader of this format beside the runtime, and operators refer to tensors by number, so
+        that their bytes are others in every slice."""
+        return None
 
 
 def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> TfliteModel:

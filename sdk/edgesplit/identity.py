@@ -50,6 +50,10 @@ class EnrolmentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     token: str
     csr_pem: str
+    encryption_key: bytes = b""
+    """X25519: what content keys are wrapped to (`edgesplit.wrapping`). A device without gets nothing encrypted."""
+    encryption_signature: bytes = b""
+    """By the request's own key: both keys are one device's."""
 
     def __repr__(self) -> str:
         """Without the token."""

@@ -11,14 +11,27 @@ class Limits:
 
     message_bytes: int = 262_144
     """One MQTT payload other than a chunk."""
+    request_bytes: int = 8_192
+    """One MQTT payload by which a device asks for something."""
     manifest_bytes: int = 4_000_000
     metadata_bytes: int = 5_000_000
+    anatomy_bytes: int = 4_000_000
+    """Of a model's anatomy (`edgesplit.anatomy`): 30,000 operators and weights. A larger model has none."""
+    graph_bytes: int = 256 * 2**20
+    """Of a recut slice's graph file."""
+    graph_parts: int = 200_000
+    """Of one message in it."""
     chunk_bytes: int = 131_072
-    window_chunks: int = 16
-    slice_bytes: int = 16 * 2**30
+    bitmap_bytes: int = 6_144
+    """Of a request for chunks: a bit for every chunk that a manifest has room for."""
+    window_chunks: int = 256
+    """In one request."""
+    slice_bytes: int = 2 * 2**30
     """Of one file of a slice."""
     slices: int = 1_000
     rows: int = 64
+    wrapped_bytes: int = 65_536
+    """Content keys of one release for one device, wrapped."""
     http_header_bytes: int = 32_768
     http_body_bytes: int = 256 * 2**20
     http_bytes_per_s: int = 1_000

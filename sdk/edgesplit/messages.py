@@ -14,7 +14,8 @@ bytes. `{device}` is the certificate's name: the broker lets a device write and 
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from collections.abc import Collection
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -140,10 +141,34 @@ class FetchMetadata(msgspec.Struct, frozen=True, tag="metadata"):
 
 
 class FetchChunks(msgspec.Struct, frozen=True, tag="chunks"):
-    """Ask for chunks of a release; each is published on its own topic. At most `LIMITS.window_chunks` at a time."""
+    """Ask for chunks of a release; each is published on its own topic. At most `LIMITS.window_chunks` at a time.
+
+    A chunk is named by its place in the release's own list (`Manifest.chunk_list`): sixteen of them are two bytes.
+    """
 
     release: str
-    chunks: tuple[str, ...]
+    first: Annotated[int, msgspec.Meta(ge=0, lt=8 * LIMITS.bitmap_bytes)]
+    """The place that the first bit stands for."""
+    bitmap: Annotated[bytes, msgspec.Meta(min_length=1, max_length=LIMITS.bitmap_bytes)]
+    """Bit i (of byte i // 8, the lowest first) is set where the chunk at place `first` + i is asked for."""
+
+    @classmethod
+    def of(cls, release: str, places: Collection[int]) -> FetchChunks:
+        """The request for the chunks at these places, of which there is at least one."""
+        first = min(places)
+        bits = 0
+        for place in places:
+            bits |= 1 << (place - first)
+        return cls(release, first, bits.to_bytes((bits.bit_length() + 7) // 8, "little"))
+
+    @property
+    def places(self) -> list[int]:
+        """The places asked for, in order; MalformedMessage where they are none or too many."""
+        bits = int.from_bytes(self.bitmap, "little")
+        count = bin(bits).count("1")
+        if not 0 < count <= LIMITS.window_chunks:
+            raise MalformedMessage(f"{count} chunks at once, at most {LIMITS.window_chunks}")
+        return [self.first + place for place in range(bits.bit_length()) if bits >> place & 1]
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
@@ -164,10 +189,10 @@ def encode(message: Message | msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def decode(raw: bytes, kind: type[T]) -> T:
+def decode(raw: bytes, kind: type[T], most_bytes: int = LIMITS.message_bytes) -> T:
     """The message of type `kind` (a struct or a union of structs) in `raw`; MalformedMessage for anything else."""
-    if len(raw) > LIMITS.message_bytes:
-        raise MalformedMessage(f"message of {len(raw)} bytes, at most {LIMITS.message_bytes}")
+    if len(raw) > most_bytes:
+        raise MalformedMessage(f"message of {len(raw)} bytes, at most {most_bytes}")
     try:
         return msgspec.msgpack.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:

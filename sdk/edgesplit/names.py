@@ -11,7 +11,7 @@ DEVICE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 MODEL = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
 SLICE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-RESERVED = frozenset({"controller", "offload", "chunk", "all", "broker", "admin"})
+RESERVED = frozenset({"controller", "offload", "chunk", "all", "broker", "admin", "operator"})
 """Identities and topic levels of our own, which no device may carry."""
 
 

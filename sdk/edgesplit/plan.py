@@ -131,6 +131,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The side limits in force, by name, as the operator gave them."""
     never_leaves: tuple[str, ...] = ()
     """Tensors that may not cross the link whatever the table says: the agent enforces it too."""
+    earliest_cut: tuple[str, ...] = ()
+    """Layers that run on the device in every row: the earliest cut that the privacy limits allow, closed, in the
+    model's order. Empty where they demand none."""
     slice_s: dict[str, float] = {}
     """Predicted seconds of each slice on this device class."""
     basis: str = "predicted"

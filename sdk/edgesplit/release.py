@@ -20,23 +20,46 @@ from edgesplit.plan import Plan
 FORMAT: Final = "edgesplit.release/1"
 SliceFormat = Literal["input", "onnx", "tflite"]
 FileName = Literal["graph.onnx", "weights.bin", "model.tflite"]
+Cipher = Literal["chacha20-poly1305"]
+TAG_BYTES: Final = 16
+"""What each chunk grows by when it is encrypted."""
 Kernels = Literal["default", "plain", "edgetpu"]
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run of bytes, named by its SHA-256. At most `LIMITS.chunk_bytes` long."""
+    """A run of bytes, named by its SHA-256. At most `LIMITS.chunk_bytes` long, and a tag more where encrypted."""
 
     sha256: str
     bytes: int
 
 
+class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How something is encrypted (`edgesplit.sealed`), chunk by chunk, and which content key opens it."""
+
+    cipher: Cipher
+    key_id: str
+    """Names the key; the controller makes it anew from this and a secret of its own."""
+    commitment: str
+    """A digest of the key: whoever was given a key can tell at once whether it is this one."""
+
+
+class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an encrypted file must decrypt to."""
+
+    bytes: int
+    digest: str
+    """HMAC-SHA256 under the content key: who lacks the key cannot even confirm a guess of the file."""
+
+
 class SliceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a slice: its chunks in order, and the digest of the whole."""
+    """One file of a slice: its chunks in order, and the digest of the whole, as they travel and lie on disk."""
 
     name: FileName
     bytes: int
     sha256: str
     chunks: tuple[Chunk, ...]
+    plain: Plain | None = None
+    """In an encrypted slice."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +85,8 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: Kernels = "default"
     """`plain`: without the engine's default delegate (XNNPACK), which refuses the model these layers are cut from;
     each slice alone it might take, and compute other bits than the whole. `edgetpu`: compiled, runs there only."""
+    sealed: Sealed | None = None
+    """None: in clear."""
 
     @property
     def bytes(self) -> int:
@@ -83,6 +108,15 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     request: Chunk
     response: Chunk
+    sealed: Sealed | None = None
+    """None: in clear. They are sample pictures."""
+
+
+class AnatomyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which bytes are the model's anatomy (`edgesplit.anatomy`)."""
+
+    sha256: str
+    bytes: int
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,11 +140,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     golden: tuple[Golden, ...] = ()
     compiled: tuple[Compiled, ...] = ()
     """In no row: whoever can run one runs it in place of the slices that it covers."""
+    anatomy: AnatomyFile | None = None
+    """What the model consists of, so that it can be cut elsewhere without the release key; None where only its slices
+    as they are can be put into another table."""
+    recut_of: str = ""
+    """The release that this is another cut of, signed by the planner; empty in what the release key signs."""
 
     @property
     def every_slice(self) -> tuple[Slice, ...]:
         """Compiled ones too."""
         return (*self.slices, *(one.slice for one in self.compiled))
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether its slices need content keys."""
+        return any(one.sealed is not None for one in self.every_slice)
 
     def slice(self, name: str) -> Slice:
         """The slice of that name; KeyError if there is none."""
@@ -118,6 +162,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if one.name == name:
                 return one
         raise KeyError(name)
+
+    def chunk_list(self) -> dict[str, int]:
+        """Size by digest of all that a device may ask for, each once, in the order in which requests count chunks:
+        slices as they are listed, then golden inputs."""
+        return {**self.chunks(), **self.golden_chunks()}
+
+    def golden_chunks(self) -> dict[str, int]:
+        """Size by digest of the golden inputs and their answers."""
+        return {chunk.sha256: chunk.bytes for golden in self.golden for chunk in (golden.request, golden.response)}
 
     def chunks(self, slice_names: set[str] | None = None) -> dict[str, int]:
         """Size by digest of every chunk of the named slices (all of them by default), each once."""
@@ -132,6 +185,11 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model's name without its version: what applications ask for."""
     release: str
     """SHA-256 of the manifest."""
+    now: bool = False
+    """Fetch it at once, whatever hours the device keeps for fetching."""
+    keys: bytes = b""
+    """Where the release is encrypted: the content keys of the slices that this device runs, and of the golden inputs,
+    for this device's eyes only (`edgesplit.wrapping`)."""
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -188,11 +246,20 @@ def _check(manifest: Manifest) -> None:
     every = [*known, *(names.slice_name(one.slice.name) for one in manifest.compiled)]
     if len(set(every)) != len(every) or len(every) > LIMITS.slices:
         raise MalformedMessage("manifest: slice names repeat, or too many slices")
+    if manifest.recut_of:
+        names.sha256_hex(manifest.recut_of)
+    if manifest.anatomy is not None:
+        names.sha256_hex(manifest.anatomy.sha256)
+        if not 0 < manifest.anatomy.bytes <= LIMITS.anatomy_bytes:
+            raise MalformedMessage(f"manifest: an anatomy of {manifest.anatomy.bytes} bytes")
     if any(not one.covers or not set(one.covers) <= set(known) for one in manifest.compiled):
         raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
     for one in manifest.every_slice:
+        _check_sealed(one.name, one.sealed)
         for file in one.files:
-            _check_file(one.name, file)
+            _check_file(one.name, file, one.sealed)
+    for golden in manifest.golden:
+        _check_sealed("golden inputs", golden.sealed)
     for plan in manifest.plans.values():
         if not plan.rows or len(plan.rows) > LIMITS.rows:
             raise MalformedMessage(f"manifest: a plan of {len(plan.rows)} rows")
@@ -201,13 +268,38 @@ def _check(manifest: Manifest) -> None:
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
             if set(row.sends) & set(plan.never_leaves):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
+            here = {layer for one in manifest.slices if one.name in row.device for layer in one.layers}
+            if not here.issuperset(plan.earliest_cut):
+                raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan says is allowed")
 
 
-def _check_file(owner: str, file: SliceFile) -> None:
+def _check_sealed(owner: str, sealed: Sealed | None) -> None:
+    if sealed is not None:
+        try:
+            names.sha256_hex(sealed.key_id)
+            names.sha256_hex(sealed.commitment)
+        except MalformedMessage as error:
+            raise MalformedMessage(f"manifest: the key of {owner}: {error}") from error
+
+
+def _check_file(owner: str, file: SliceFile, sealed: Sealed | None) -> None:
     names.sha256_hex(file.sha256)
+    tag = 0 if sealed is None else TAG_BYTES
     for chunk in file.chunks:
         names.sha256_hex(chunk.sha256)
-        if not 0 < chunk.bytes <= LIMITS.chunk_bytes:
+        if not tag < chunk.bytes <= LIMITS.chunk_bytes + tag:
             raise MalformedMessage(f"manifest: a chunk of {chunk.bytes} bytes in {owner}")
     if sum(chunk.bytes for chunk in file.chunks) != file.bytes or file.bytes > LIMITS.slice_bytes:
         raise MalformedMessage(f"manifest: sizes of {owner}/{file.name} do not add up")
+    if (file.plain is None) != (sealed is None):
+        raise MalformedMessage(f"manifest: {owner}/{file.name} is neither in clear nor encrypted")
+    if file.plain is not None:
+        names.sha256_hex(file.plain.digest)
+        if file.plain.bytes != file.bytes - tag * len(file.chunks):
+            raise MalformedMessage(f"manifest: sizes of {owner}/{file.name}, encrypted and not, do not fit each other")
+
+
+def device_slices(plan: Plan, manifest: Manifest) -> set[str]:
+    """Every slice that any row of the plan runs on the device, and what was compiled for this class of device."""
+    compiled = {one.slice.name for one in manifest.compiled if one.device_class == plan.device_class}
+    return compiled | {name for row in plan.rows for name in row.device}

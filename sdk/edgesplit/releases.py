@@ -1,26 +1,31 @@
 """Releases on disk: `<folder>/<digest>/{manifest.json, proof/*.json, slices/<name>/{graph.onnx, weights.bin}}`.
 
 Promises: a release appears whole or not at all, by one rename after everything was fsynced; what is opened has its
-signatures verified anew, and a slice handed out has its SHA-256 verified at that moment; only regular files inside the
-folder count, and no name leads out of it. Leaves to others: which release to run, and fetching the chunks.
+signatures verified anew, and a slice handed out has its SHA-256 verified at that moment, a recut's also what is in it
+(`edgesplit.recut`); only regular files inside the folder count, and no name leads out of it. Leaves to others: which
+release to run, and fetching the chunks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import shutil
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgesplit import names
+from edgesplit.anatomy import Anatomy
 from edgesplit.durable import make_folders, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
+from edgesplit.recut import check_slice
 from edgesplit.release import Manifest, Slice, SliceFile, release_digest
-from edgesplit.trust import Proof, verify_manifest
+from edgesplit.sealed import Keys, SliceSource, open_slice
+from edgesplit.trust import Proof, Verified, verify_release
 
 PROOF_FILES = 1_024
 _READ_BYTES = 1 << 20
@@ -36,20 +41,43 @@ class Release:
     manifest: Manifest
     digest: str
     folder: Path
+    keys: Keys = field(default_factory=dict, repr=False)
+    """Content keys of its encrypted slices, as far as they were given to this machine."""
+    base: Manifest | None = None
+    """Of a recut: the release that it is another cut of..."""
+    anatomy: Anatomy | None = None
+    """...and what its model consists of, where that release says it."""
 
-    def slice_folder(self, name: str) -> Path:
-        """The folder of that slice, its files verified just now: call it at each load. TrustError if one is wrong."""
+    def slice_folder(self, name: str) -> SliceSource:
+        """Where that slice's files are, verified just now: call it at each load. TrustError if one is wrong.
+
+        Their folder, or for an encrypted slice memory: on disk its files stay encrypted.
+        """
         slice_ = _slice_of(self.manifest, name)
-        folder = self.folder / "slices" / names.slice_name(name)
+        folder = self._checked(slice_)
+        if slice_.sealed is None:
+            return folder
+        return open_slice(
+            slice_, lambda file: os.fdopen(_open_regular(self.folder, folder / file.name), "rb"), self.keys
+        )
+
+    def _checked(self, slice_: Slice) -> Path:
+        folder = self.folder / "slices" / names.slice_name(slice_.name)
+        self.check(slice_, folder)
+        return folder
+
+    def check(self, slice_: Slice, folder: Path) -> None:
+        """TrustError unless that slice's files in `folder` are what was signed, and of a recut what was released."""
         for file in slice_.files:
             _check_file(folder, file, self.folder)
-        return folder
+        if self.base is not None:
+            check_slice(slice_, self.base, self.anatomy, lambda _, file: _mapped(folder / file.name, self.folder))
 
     def has_slices(self, only: Collection[str]) -> bool:
         """Are all of these slices there, whole?"""
         try:
             for name in only:
-                self.slice_folder(name)
+                self._checked(_slice_of(self.manifest, name))
         except TrustError:
             return False
         return True
@@ -65,10 +93,14 @@ def open_release(folder: Path, digest: str, bootstrap_root: bytes) -> Release:
     if release_digest(raw) != digest:
         raise TrustError(f"release {digest[:12]}: its manifest is of another release")
     try:
-        manifest = verify_manifest(raw, _read_proof(home), bootstrap_root)
+        verified = verify_release(raw, _read_proof(home), bootstrap_root)
     except MalformedMessage as error:
         raise TrustError(f"release {digest[:12]}: {error}") from error
-    return Release(manifest, digest, home)
+    return _release(verified, digest, home)
+
+
+def _release(verified: Verified, digest: str, home: Path) -> Release:
+    return Release(verified.manifest, digest, home, base=verified.base, anatomy=verified.anatomy)
 
 
 def write_release(
@@ -86,17 +118,80 @@ def write_release(
     What is already there and right is kept; what is missing or spoiled is written anew. Every byte is verified on its
     way, so a wrong chunk (TrustError) leaves nothing behind.
     """
-    manifest = verify_manifest(raw_manifest, proof, bootstrap_root)
+    verified = verify_release(raw_manifest, proof, bootstrap_root)
+    manifest = verified.manifest
     if release_digest(raw_manifest) != names.sha256_hex(digest):
         raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
     wanted = [_slice_of(manifest, name) for name in only] if only is not None else list(manifest.every_slice)
     try:
         release = open_release(folder, digest, bootstrap_root)
     except TrustError:
-        _write_anew(folder, digest, raw_manifest, proof, wanted, chunk)
+        _write_anew(folder, _release(verified, digest, folder / digest), raw_manifest, proof, wanted, chunk)
     else:
         _complete(release, wanted, chunk)
     return open_release(folder, digest, bootstrap_root)
+
+
+def adopt_release(
+    folder: Path,
+    digest: str,
+    raw_manifest: bytes,
+    proof: Proof,
+    made: Path,
+    only: Collection[str],
+    *,
+    bootstrap_root: bytes,
+) -> Release:
+    """Make `made`, on the same file system, with the files of these slices in `slices/<name>/`, the release of that
+    digest under `folder`; returns it opened.
+
+    Nothing is copied: one rename where the release is new, else one for each slice that it lacks. TrustError where a
+    file is not, byte for byte, what was signed; then all stays as it is.
+    """
+    ready = _release(verify_release(raw_manifest, proof, bootstrap_root), digest, made)
+    if release_digest(raw_manifest) != names.sha256_hex(digest):
+        raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
+    wanted = [_slice_of(ready.manifest, name) for name in only]
+    for remains in list(made.rglob(".*.part")):
+        remains.unlink()
+    make_folders(folder)
+    try:
+        there = open_release(folder, digest, bootstrap_root)
+    except TrustError:
+        for one in wanted:
+            ready.check(one, made / "slices" / names.slice_name(one.name))
+        _adopt_whole(folder, digest, raw_manifest, proof, made)
+    else:
+        # What is there already may have come by a rename whose folder was not synced any more.
+        lacking = [one for one in wanted if one.files and not there.has_slices([one.name])]
+        for one in lacking:
+            ready.check(one, made / "slices" / names.slice_name(one.name))
+        for one in lacking:
+            _adopt_slice(there.folder / "slices", made / "slices", one.name)
+        sync_folder(there.folder / "slices")
+        sync_folder(folder)
+        _remove_tree(made)
+    return open_release(folder, digest, bootstrap_root)
+
+
+def _adopt_whole(folder: Path, digest: str, raw_manifest: bytes, proof: Proof, made: Path) -> None:
+    write_durably(made / "manifest.json", raw_manifest)
+    for name, raw in proof.items():
+        write_durably(made / "proof" / names.slice_name(name), raw)
+    (made / "slices").mkdir(exist_ok=True)
+    _sync_folders(made)
+    if os.path.lexists(folder / digest):
+        _discard(folder / digest, folder / f".{digest}.removed")
+    os.rename(made, folder / digest)
+    sync_folder(folder)
+    sync_folder(made.parent)
+
+
+def _adopt_slice(slices: Path, made: Path, name: str) -> None:
+    if os.path.lexists(slices / name):
+        _discard(slices / name, slices / f".{name}.removed")
+    os.rename(made / name, slices / name)
+    sync_folder(slices)
 
 
 def stored_releases(folder: Path) -> list[str]:
@@ -121,9 +216,10 @@ def remove_remains(folder: Path) -> None:
 
 
 def _write_anew(
-    folder: Path, digest: str, raw_manifest: bytes, proof: Proof, wanted: Collection[Slice], chunk: ChunkSource
+    folder: Path, release: Release, raw_manifest: bytes, proof: Proof, wanted: Collection[Slice], chunk: ChunkSource
 ) -> None:
     make_folders(folder)
+    digest = release.digest
     home, part = folder / digest, folder / f".{digest}.part"
     _remove_tree(part)
     try:
@@ -133,6 +229,7 @@ def _write_anew(
         (part / "slices").mkdir()
         for one in wanted:
             _write_slice(part / "slices" / one.name, one, chunk)
+            replace(release, folder=part).check(one, part / "slices" / one.name)
         _sync_folders(part)
         if os.path.lexists(home):
             _discard(home, folder / f".{digest}.removed")
@@ -153,6 +250,7 @@ def _complete(release: Release, wanted: Collection[Slice], chunk: ChunkSource) -
         _remove_tree(part)
         try:
             _write_slice(part, one, chunk)
+            release.check(one, part)
             if os.path.lexists(slices / one.name):
                 _discard(slices / one.name, slices / f".{one.name}.removed")
             os.rename(part, slices / one.name)
@@ -199,6 +297,14 @@ def _check_file(folder: Path, file: SliceFile, release_folder: Path) -> None:
             whole.update(piece)
     if whole.hexdigest() != file.sha256:
         raise TrustError(f"{folder.name}/{file.name}: its SHA-256 is not the one that was signed")
+
+
+def _mapped(path: Path, release_folder: Path) -> bytes | mmap.mmap:
+    """The file's bytes, in memory only where they are looked at."""
+    descriptor = _open_regular(release_folder, path)
+    with os.fdopen(descriptor, "rb") as opened:
+        empty = os.fstat(opened.fileno()).st_size == 0
+        return b"" if empty else mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _slice_of(manifest: Manifest, name: str) -> Slice:

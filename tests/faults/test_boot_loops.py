@@ -183,7 +183,7 @@ def test_a_release_that_ends_the_process_before_it_ever_ran_is_given_up(device: 
     assert "ended 3 times while loading it" in machine.state.detail and not machine.standing.safe_mode
 
 
-def test_a_committed_release_that_no_longer_lives_ends_in_safe_mode_and_another_ends_that(device: Device) -> None:
+def test_a_committed_release_that_no_longer_lives_ends_in_safe_mode_until_something_new_is_said(device: Device) -> None:
     """Nothing older is here: the agent lives without a model, says so, and takes the next deployment."""
     device.committed_to(V1)
     device.moods[1] = DEADLY
@@ -194,11 +194,27 @@ def test_a_committed_release_that_no_longer_lives_ends_in_safe_mode_and_another_
         assert machine.running == "" and not machine.loaded
     assert machine.state.state == "safe mode" and "3 starts" in machine.reports[-1][2]
 
-    machine.offer(device.source.say(V1)).settle()  # renewed, and still the release that the agent does not live with
-    assert machine.running == "" and machine.standing.safe_mode
+    with pytest.raises(Died):  # said anew: it may have been the power, so it is tried once more
+        machine.offer(device.source.say(V1)).settle()
+    for _ in range(UNHEALTHY_STARTS):
+        device.dies()
+    machine = device.start().settle()
+    assert machine.running == "" and machine.state.state == "safe mode", "it was not the power"
 
     machine.offer(device.source.say(V2)).settle()
     assert machine.running == V2.digest and machine.reports[-1][2] == ""
+
+
+def test_power_that_fails_again_and_again_costs_no_more_than_a_new_deployment(device: Device) -> None:
+    """Three starts cut short by the power look like three deaths: safe mode, until the controller says it anew."""
+    device.committed_to(V1)
+    for _ in range(UNHEALTHY_STARTS + 1):
+        machine = device.start(online=False)
+    assert machine.standing.safe_mode and machine.running == ""
+    machine.connected()
+    assert machine.settle().running == "", "what was said before is no news"
+    machine.offer(device.source.say(V1)).settle()
+    assert machine.running == V1.digest and not machine.standing.safe_mode and machine.state.state == "running"
 
 
 def test_a_trial_and_then_the_old_one_too_end_in_safe_mode(device: Device) -> None:
@@ -286,10 +302,10 @@ def test_a_new_deployment_supersedes_a_stuck_one(device: Device, stuck: str) -> 
         machine = device.start().settle()
         assert machine.standing.safe_mode
     else:
-        machine.store.check_room = lambda wanted, whole: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        machine.store.make_room = lambda *of: (_ for _ in ()).throw(OSError(28, "No space left on device"))
         machine.offer(device.source.say(V2)).settle(hours=0.1)
         assert "No space" in machine.state.detail
-        del machine.store.check_room
+        del machine.store.make_room
     device.source.chunks = chunks
     machine.offer(device.source.say(V3)).settle()
     assert machine.running == V3.digest and machine.state.state == "running" and machine.asked() == []

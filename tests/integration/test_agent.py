@@ -163,8 +163,8 @@ class SmallController:
         self.chunks_sent.append(sha256)
         return next(made.chunks[sha256] for made in self.made.values() if sha256 in made.chunks)
 
-    def _chunks_of(self, digest: str) -> frozenset[str]:
-        return frozenset(self.made[digest].chunks) if digest in self.made else frozenset()
+    def _chunks_of(self, digest: str) -> tuple[str, ...]:
+        return tuple(release.decode_manifest(self.made[digest].raw).chunk_list()) if digest in self.made else ()
 
     def _statements(self, devices: object) -> Mapping[str, bytes]:
         return {DEVICE: self.statement} if self.statement else {}

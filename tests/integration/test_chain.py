@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -9,6 +12,8 @@ import numpy as np
 import pytest
 
 from edgesplit.inputs import InputSpec, prepare
+from edgesplit.release import decode_manifest
+from edgesplit_cli.demo.story import INPUT_SPEC
 from edgesplit_cli.demo.whole import WholeModel
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
@@ -157,3 +162,44 @@ def test_an_allowed_loss_makes_eight_bits_travel_and_answers_stay(
     )
     assert abs(right - right_lossy) <= 1 and right >= 18
     assert {one.report.row for one in lossy} == {row["name"]}
+
+
+def test_another_cut_by_the_planner_is_installed_without_a_weight_fetched_again(
+    cloud: Cloud, digits: WholeModel, device: Agent
+) -> None:
+    """`deploy --recut`: the planner's signature is enough for another cut of what was released. The device fetches
+    graphs (and the golden inputs) and no weight, and answers exactly as before."""
+    layers = layer_names(cloud)
+    forced = ("--to", "pi4", "--wait", "60")
+    base = cloud.json("deploy", "digits", "--partition", layers[1], *forced)
+    before = delivered(device)
+
+    recut = cloud.json("deploy", "digits", "--partition", layers[-3], *forced, "--recut")
+
+    assert (base["signed_by"], recut["signed_by"]) == ("targets", "planner")
+    assert recut["release"] != base["release"] and recut["recut_of"] == base["release"]
+    listed = {one["release"]: one for one in cloud.api.get("/v1/releases")}
+    assert listed[recut["release"]]["recut_of"] == base["release"]
+    manifest = decode_manifest((device.data / "releases" / recut["release"] / "manifest.json").read_bytes())
+    sizes = manifest.chunks()
+    graphs = {one.sha256 for piece in manifest.slices for file in piece.files[:1] for one in file.chunks}
+    golden = sum(pair.request.bytes + pair.response.bytes for pair in manifest.golden)
+    assert 0 < delivered(device) - before <= sum(sizes[one] for one in graphs) + golden < sum(sizes.values()) / 2
+    for jpeg, expected in whole_answers(cloud, digits, 4):
+        answer = eventually("an answer with the cloud's help", lambda j=jpeg: _helped(device, j))
+        assert np.array_equal(answer.outputs["probabilities"], expected)
+        assert (answer.report.after, answer.report.release) == (layers[-3], recut["release"])
+
+
+def delivered(device: Agent) -> int:
+    """Bytes of chunks that the device fetched so far."""
+    argv = [sys.executable, "-m", "edgesplit_agent.main", "status", "--data", str(device.data)]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    return int(json.loads(told)["delivery"]["chunk_bytes"])
+
+
+def test_a_recut_of_what_was_never_released_says_what_it_needs(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
+    """The first release of a model is the release key's."""
+    cloud.edgectl("model", "push", str(DIGITS / "digits.onnx"), "--name", "fresh", "--input", INPUT_SPEC)
+    said = cloud.edgectl("deploy", "fresh", "--to", "pi4", "--recut", code=2)
+    assert "first release of a model needs the release key" in said

@@ -41,8 +41,7 @@ def test_a_deployed_release_is_verified_and_fetched_over_mqtt(up: Up, tmp_path: 
     manifest: Manifest = decode_manifest(raw)
     assert manifest.model == "tiny@1" and list(manifest.plans) == ["raspberrypi4"]
     assert {row.after for row in manifest.plans["raspberrypi4"].rows} == {"conv1", "classify"}
-    wanted = [*manifest.chunks(), *(chunk.sha256 for one in manifest.golden for chunk in (one.request, one.response))]
-    chunks = device.chunks(made["release"], wanted)
+    chunks = device.chunks(made["release"], list(manifest.chunk_list()))
     assert all(hashlib.sha256(data).hexdigest() == name for name, data in chunks.items())
     assert (up.data / "offload" / "releases" / made["release"] / "manifest.json").read_bytes() == raw
     device.session.stop()
@@ -74,6 +73,7 @@ def test_one_release_serves_a_group_of_different_devices(up: Up, tmp_path: Path)
     assert made["devices"] == ["nano-group", "pi-group"]
     assert {plan["device_class"] for plan in made["plans"]} == {"jetson-nano", "raspberrypi4"}
     assert all("image" in plan["never_leaves"] for plan in made["plans"])
+    assert all(plan["earliest_cut"] for plan in made["plans"])
     for device in (pi, nano):
         assert device.statement().releases[0].release == made["release"]
         device.session.stop()
@@ -107,7 +107,7 @@ def test_malformed_words_of_a_device_harm_nobody(up: Up, tmp_path: Path) -> None
         for garbage in (b"\xff" * 1_000, b"\x93\x01", b"\x81\xa4type\xa5birth", os.urandom(64)):
             device.session.publish(messages.topic("pi-rude", kind), garbage, qos=1, wait_s=10)
 
-    strange = messages.FetchChunks("0" * 64, ("1" * 64,))
+    strange = messages.FetchChunks.of("0" * 64, [1])
     device.say("fetch", strange)
 
     with pytest.raises(FileNotFoundError):

@@ -23,6 +23,15 @@ def device(cloud: Cloud) -> Agent:
     return cloud.agent("pi4")
 
 
+@pytest.fixture(scope="module")
+def small(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A quantised model, pushed as `small`."""
+    file = tmp_path_factory.mktemp("small") / "quantised.tflite"
+    file.write_bytes(tflite_models.quantised())
+    cloud.edgectl("model", "push", str(file), "--name", "small")
+    return file
+
+
 def helped(device: Agent, model: str, inputs: dict[str, object]) -> object | None:
     """An answer that the cloud had a part in."""
     answer = device.infer(model, inputs)
@@ -42,27 +51,24 @@ def test_digits_twin_answers_exactly_as_the_whole(cloud: Cloud, device: Agent, t
     ]
 
     for cut_after in (layers[6], layers[len(layers) // 2]):
-        cloud.edgectl("deploy", "twin", "--partition", cut_after, "--to", "pi4", "--wait", "60")
+        cloud.edgectl("deploy", "twin", "--partition", cut_after, "--to", "pi4", "--wait", "120")
         for jpeg, expected in wanted:
             answer = eventually(
                 "an answer with the cloud's help", lambda j=jpeg: helped(device, "twin", frame_input(j))
             )
             assert answer.report.after == cut_after
             assert np.array_equal(answer.outputs["probabilities"], expected)
-    cloud.edgectl("deploy", "twin", "--partition", "auto", "--to", "pi4", "--wait", "60")
+    cloud.edgectl("deploy", "twin", "--partition", "auto", "--to", "pi4", "--wait", "120")
     for jpeg, expected in wanted:
         assert np.array_equal(device.infer("twin", frame_input(jpeg)).outputs["probabilities"], expected)
 
 
-def test_int8_travels_as_it_is(cloud: Cloud, device: Agent, tmp_path: Path) -> None:
+def test_int8_travels_as_it_is(cloud: Cloud, device: Agent, small: Path, tmp_path: Path) -> None:
     """A quantised model, cut between its int8 layers: a byte per element goes up, and the answer is the whole's."""
-    file = tmp_path / "quantised.tflite"
-    file.write_bytes(tflite_models.quantised())
-    cloud.edgectl("model", "push", str(file), "--name", "small")
     layers = [layer["name"] for layer in cloud.json("model", "show", "small")["layers"]]
     feeds = tflite_models.feeds_of(tflite_models.prepared("quantised"))
-    whole = tflite_models.run_whole(file.read_bytes(), feeds, tmp_path)
-    cloud.edgectl("deploy", "small", "--partition", layers[1], "--to", "pi4", "--wait", "60")
+    whole = tflite_models.run_whole(small.read_bytes(), feeds, tmp_path)
+    cloud.edgectl("deploy", "small", "--partition", layers[1], "--to", "pi4", "--wait", "120")
 
     answer = eventually("an answer with the cloud's help", lambda: helped(device, "small", dict(feeds)))
     assert answer.report.after == layers[1]
@@ -85,16 +91,17 @@ def test_a_folder_with_weights_beside_the_model(cloud: Cloud, device: Agent, tmp
     one_file = onnx_models.prepared("chain")
     feeds = onnx_models.feeds_of(one_file)
     whole = onnx_models.run_whole(one_file.raw, feeds)
-    cloud.edgectl("deploy", "parted", "--partition", layers[1], "--to", "pi4", "--wait", "60")
+    cloud.edgectl("deploy", "parted", "--partition", layers[1], "--to", "pi4", "--wait", "120")
 
     answer = eventually("an answer with the cloud's help", lambda: helped(device, "parted", dict(feeds)))
     assert np.array_equal(answer.outputs["probabilities"], whole["probabilities"])
 
 
+@pytest.mark.usefixtures("small")
 def test_a_device_with_an_edge_tpu_falls_back_to_the_twins(cloud: Cloud) -> None:
     """Without Google's compiler the plan says so, and an emulated Coral device answers from its CPU slices."""
     coral = cloud.agent("coral", "coral-usb-rpi4")
     assert "edgetpu_compiler is not on the PATH" in str(cloud.json("plan", "small", "--device", "coral-usb-rpi4"))
-    cloud.edgectl("deploy", "small", "--partition", "device", "--to", "coral", "--wait", "60")
+    cloud.edgectl("deploy", "small", "--partition", "device", "--to", "coral", "--wait", "120")
     feeds = tflite_models.feeds_of(tflite_models.prepared("quantised"))
     assert coral.infer("small", dict(feeds)).outputs["y"].shape == (1, 6, 6, 4)

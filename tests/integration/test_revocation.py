@@ -23,12 +23,14 @@ from edgesplit.identity import (
     certificate_request,
     decode_claim,
     encode_document,
+    enrolment_context,
     load_or_make_key,
     renewal_text,
 )
 from edgesplit_agent import renewal
 from edgesplit_agent.enrolment import credentials, enrol
 from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_cli.api import Api
 from edgesplit_controller import ca
 from edgesplit_controller.ca import Authority
 from edgesplit_offload.revoked import Revoked
@@ -231,8 +233,31 @@ def test_a_renewal_that_its_old_key_did_not_sign_is_refused(up: Up, tmp_path: Pa
     signature = load_or_make_key(held.key_file).sign(renewal_text(csr_pem))
     good = Renewal(certificate_pem=held.certificate_file.read_text(), csr_pem=csr_pem, signature=signature)
     bad = forged(what)(good, thief)
-    assert up.call("POST", "/v1/renew", json.loads(encode_document(bad)), token=None)[0] == status
-    assert up.call("POST", "/v1/renew", json.loads(encode_document(good)), token=None)[0] == 200
+    assert up.call("POST", "/v1/renew", json.loads(encode_document(bad)), token=None, as_=held)[0] == status
+    assert up.call("POST", "/v1/renew", json.loads(encode_document(good)), token=None, as_=held)[0] == 200
+
+
+def test_a_renewal_comes_over_a_connection_that_shows_the_certificate(up: Up, tmp_path: Path) -> None:
+    """A good signature is not enough while the certificate makes connections: none shown, or another's, is refused."""
+    folder, identity = agent_folder(up, "pi-shown", tmp_path / "agent")
+    other, _ = agent_folder(up, "pi-other", tmp_path / "other")
+    held = credentials(folder)
+    csr_pem = certificate_request(load_or_make_key(tmp_path / "new.key"), identity.device).decode()
+    signature = load_or_make_key(held.key_file).sign(renewal_text(csr_pem))
+    good = Renewal(certificate_pem=held.certificate_file.read_text(), csr_pem=csr_pem, signature=signature)
+    for shown in (None, credentials(other)):
+        status, answer = up.call("POST", "/v1/renew", json.loads(encode_document(good)), token=None, as_=shown)
+        assert status == 401 and "over a connection that shows it" in answer["error"]
+
+
+def test_the_operators_token_alone_opens_nothing(up: Up, tmp_path: Path) -> None:
+    """Who copied the token has no certificate; a device's certificate is not the operator's."""
+    folder, _ = agent_folder(up, "pi-nosy", tmp_path / "agent")
+    token = (up.data / "operator.token").read_text().strip()
+    for shown, said in ((credentials(folder), "'pi-nosy' was shown"), (None, "none was shown")):
+        tls = shown.client_context() if shown else enrolment_context((up.data / "ca.pem").read_text())
+        with pytest.raises(UsageError, match=said):
+            Api(up.told["api_url"], token, tls).get("/v1/devices")
 
 
 def test_a_device_that_was_away_for_longer_than_its_certificate_comes_back(up: Up, tmp_path: Path) -> None:

@@ -1,24 +1,19 @@
-"""Fetching over MQTT with a wire that loses, doubles, cuts and forges; and the chunk store beneath it."""
+"""Fetching over MQTT with a wire that loses, doubles, cuts and forges."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import os
-import shutil
 import threading
-from collections import namedtuple
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
-from edgesplit import messages, release
-from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError
+from edgesplit import messages
+from edgesplit.errors import LinkError, TrustError
 from edgesplit.limits import LIMITS
-from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher, joined
-from trust_world import sample_release
 
 QUICK = (0.2, 0.2, 0.2)
 
@@ -133,11 +128,14 @@ class Cloud:
         self.kept: dict[str, bytes] = {}
         self.wire = FakeWire(self._answer)
         clock = itertools.count(0.0, 0.5)  # half a second passes at each look, so that nobody's patience is waited out
-        self.fetcher = ChunkFetcher(self.wire, "cam", self.kept.update, clock=lambda: next(clock))
+        self.fetcher = ChunkFetcher(self.wire, "cam", clock=lambda: next(clock))
+
+    def fetch(self, stop: Callable[[], bool] = lambda: False) -> None:
+        self.fetcher.fetch("r" * 64, SIZES, tuple(SIZES), self.kept.update, stop)
 
     def _answer(self, wish: messages.Message, correlation: bytes | None) -> None:
-        assert isinstance(wish, messages.FetchChunks) and len(wish.chunks) <= LIMITS.window_chunks
-        for sha256 in wish.chunks:
+        assert isinstance(wish, messages.FetchChunks) and len(wish.places) <= LIMITS.window_chunks
+        for sha256 in (tuple(SIZES)[place] for place in wish.places):
             self.sent += 1
             if messages.chunk_topic(sha256) not in self.wire.topics:
                 self.unheard += 1  # published, and nobody there to hear it
@@ -149,7 +147,7 @@ class Cloud:
 def test_all_chunks_come_once() -> None:
     """Each asked for once, and no topic left subscribed."""
     cloud = Cloud(lambda number, sha256, data: [data])
-    cloud.fetcher.fetch("r" * 64, SIZES)
+    cloud.fetch()
     assert cloud.kept == CHUNKS and cloud.sent == len(CHUNKS)
     assert not cloud.wire.topics
 
@@ -158,7 +156,7 @@ def test_a_large_release_is_listened_for_a_bounded_way_ahead(monkeypatch: pytest
     """Never more topics than that, and all chunks come."""
     monkeypatch.setattr("edgesplit_agent.delivery.LISTEN_CHUNKS", 8)
     cloud = Cloud(lambda number, sha256, data: [data])
-    cloud.fetcher.fetch("r" * 64, SIZES)
+    cloud.fetch()
     assert cloud.kept == CHUNKS
     assert cloud.wire.most_topics <= 2 * 8 and not cloud.wire.topics
 
@@ -168,7 +166,7 @@ def test_chunks_beyond_what_was_listened_for_were_asked_for(listened: int, monke
     """They were published to nobody, and came a time-out later: a release larger than what is listened for at once."""
     monkeypatch.setattr("edgesplit_agent.delivery.LISTEN_CHUNKS", listened)
     cloud = Cloud(lambda number, sha256, data: [data])
-    cloud.fetcher.fetch("r" * 64, SIZES)
+    cloud.fetch()
     assert cloud.kept == CHUNKS
     assert cloud.unheard == 0 and cloud.sent == len(CHUNKS)
 
@@ -184,7 +182,7 @@ def test_lost_doubled_and_spoilt_chunks_are_asked_for_again() -> None:
         return [data[:-1], data + b"x", data, data] if number % 7 == 0 else [data]
 
     cloud = Cloud(twist)
-    cloud.fetcher.fetch("r" * 64, SIZES)
+    cloud.fetch()
     assert cloud.kept == CHUNKS
     assert cloud.fetcher.counters.refused > 0 and cloud.fetcher.counters.asked_again > 0
 
@@ -193,7 +191,7 @@ def test_a_stream_that_stops_is_a_lost_link_and_keeps_what_came() -> None:
     """The first ten came; the rest never does: LinkError, and what came is kept for the next try."""
     cloud = Cloud(lambda number, sha256, data: [data] if number <= 10 else [])
     with pytest.raises(LinkError):
-        cloud.fetcher.fetch("r" * 64, SIZES)
+        cloud.fetch()
     assert len(cloud.kept) == 10 and not cloud.wire.topics
 
 
@@ -201,14 +199,14 @@ def test_a_forged_stream_is_not_progress() -> None:
     """B4: bytes that are not what their name says are counted, never kept, and do not keep the fetch alive."""
     cloud = Cloud(lambda number, sha256, data: [b"forged!" + data[7:]])
     with pytest.raises(LinkError):
-        cloud.fetcher.fetch("r" * 64, SIZES)
+        cloud.fetch()
     assert not cloud.kept and cloud.fetcher.counters.refused > 0
 
 
 def test_a_superseded_fetch_stops() -> None:
     """Something newer came: no LinkError, no more asking."""
     cloud = Cloud(lambda number, sha256, data: [])
-    cloud.fetcher.fetch("r" * 64, SIZES, stop=lambda: True)
+    cloud.fetch(stop=lambda: True)
     assert not cloud.wire.asked
 
 
@@ -217,76 +215,3 @@ def test_chunks_nobody_asked_for_are_dropped() -> None:
     cloud = Cloud(lambda number, sha256, data: [data])
     cloud.fetcher.received(digest(b"mine"), b"mine")
     assert not cloud.kept and cloud.fetcher.counters.refused == 1
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ChunkStore:
-    return ChunkStore(tmp_path / "chunks", tmp_path / "releases")
-
-
-def test_a_chunk_is_kept_under_its_digest_or_not_at_all(store: ChunkStore) -> None:
-    """What is not what its name says is not stored."""
-    store.put(digest(b"data"), b"data")
-    assert store.get(digest(b"data")) == b"data"
-    with pytest.raises(MalformedMessage):
-        store.put(digest(b"data"), b"dada")
-    assert store.get(digest(b"other")) is None
-
-
-def test_several_chunks_are_kept_together(store: ChunkStore) -> None:
-    """All that are what their names say, and the error of the one that is not."""
-    good = [(digest(data), data) for data in (bytes([number]) * 100 for number in range(20))]
-    store.put_all(good)
-    assert all(store.get(sha256) == data for sha256, data in good)
-    more = (digest(b"more"), b"more")
-    with pytest.raises(MalformedMessage):
-        store.put_all([(digest(b"right"), b"wrong"), more])
-    assert store.get(digest(b"right")) is None and store.get(more[0]) == b"more"
-
-
-def test_a_flipped_bit_on_disk_makes_a_chunk_missing(store: ChunkStore) -> None:
-    """A9: found out when it is looked at, thrown away, asked for again."""
-    store.put(digest(b"data"), b"data")
-    store.path(digest(b"data")).write_bytes(b"dat\x00")
-    assert store.missing({digest(b"data"): 4}) == {digest(b"data"): 4}
-    assert not store.path(digest(b"data")).exists()
-
-
-def test_chunks_inside_releases_here_are_not_fetched_again(store: ChunkStore, tmp_path: Path) -> None:
-    """A new version that shares weights with the one on disk asks only for what is new; spoilt ones are not taken."""
-    raw, chunks = sample_release(1)
-    home = tmp_path / "releases" / release.release_digest(raw)
-    for one in release.decode_manifest(raw).slices:
-        for file in one.files:
-            path = home / "slices" / one.name / file.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"".join(chunks[chunk.sha256] for chunk in file.chunks))
-    (home / "manifest.json").write_bytes(raw)
-    newer = release.decode_manifest(sample_release(2)[0]).chunks()
-
-    missing = store.missing(newer)
-
-    assert set(missing) == {digest(b"tail graph 2")}
-    assert store.get(digest(b"w" * 1000)) == b"w" * 1000
-    store.forget(())
-    weights = home / "slices" / "head" / "weights.bin"
-    weights.write_bytes(b"X" + weights.read_bytes()[1:])
-    assert set(store.missing(newer)) == {digest(b"tail graph 2"), digest(b"w" * 1000)}
-
-
-def test_what_cannot_fit_is_refused_before_the_first_byte(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A8: with a full disk the release fails with a reason, and nothing is asked for."""
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 10**6))
-    with pytest.raises(EdgeError, match="no room"):
-        store.check_room({digest(b"x"): 10**8}, 10**8)
-
-
-def test_forgetting_leaves_what_is_kept(store: ChunkStore) -> None:
-    """Chunks that nothing wants go, half-written files too."""
-    for data in (b"keep", b"drop"):
-        store.put(digest(data), data)
-    part = store.path(digest(b"keep")).with_name(".half.part")
-    part.write_bytes(b"ha")
-    assert store.forget([digest(b"keep")]) == 2
-    assert store.get(digest(b"keep")) == b"keep" and not part.exists()

@@ -26,9 +26,19 @@ from agent_world import (
     world,
 )
 from edgesplit import codecs, oip
-from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError, NotFound, TrustError, UsageError
+from edgesplit.errors import (
+    Busy,
+    DeadlineExceeded,
+    InferenceFailed,
+    LinkError,
+    MalformedMessage,
+    NotFound,
+    TrustError,
+    UsageError,
+)
+from edgesplit.floor import Floor
 from edgesplit.plan import Row
-from edgesplit.release import Chunk, Golden
+from edgesplit.release import Chunk, Golden, decode_manifest, encode_manifest
 from edgesplit_agent.active import check_golden, close, device_slices, plan_for
 from edgesplit_agent.engine import Engine, Settings, known
 from edgesplit_agent.remote import Remote
@@ -116,6 +126,29 @@ def test_rows_that_leak_are_not_rows_here() -> None:
         plan_for(manifest(REMOTE, never_leaves=("x",)), "pi4")
     with pytest.raises(UsageError):
         plan_for(manifest(LOCAL), "jetson")
+
+
+def test_a_plan_that_cuts_earlier_than_it_says_is_no_manifest() -> None:
+    """Its rows are held against the earliest cut that it states."""
+    good = manifest(LOCAL, CUT, earliest_cut=("a",))
+    assert decode_manifest(encode_manifest(good)) == good
+    with pytest.raises(MalformedMessage, match="earlier than its plan"):
+        decode_manifest(encode_manifest(manifest(LOCAL, REMOTE, earliest_cut=("a",))))
+
+
+def test_the_devices_own_floor_holds_whatever_the_plan_says() -> None:
+    """A plan without any privacy, signed or not, loses the rows that go below what this device demands."""
+    signed = manifest(LOCAL, CUT, REMOTE)
+    for floor, left in (
+        (Floor(), ["local", "cut-1", "remote"]),
+        (Floor(keep_raw_input=True), ["local", "cut-1"]),
+        (Floor(keep_first=1), ["local", "cut-1"]),
+        (Floor(keep_first=2), ["local"]),
+        (Floor(keep_first=999), ["local"]),
+    ):
+        assert [row.name for row in plan_for(signed, "pi4", floor).rows] == left, floor
+    with pytest.raises(TrustError, match="remote: it sends x, which may never leave"):
+        plan_for(manifest(REMOTE), "pi4", Floor(keep_raw_input=True))
 
 
 def test_a_leaking_row_sends_nothing_even_if_it_was_chosen() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -87,17 +87,18 @@ def test_a_file_comes_in_pieces_that_make_it(size: int) -> None:
 
 def test_only_chunks_of_a_known_release_are_sent() -> None:
     """Others, and too many at once, are malformed wishes."""
-    known: Mapping[str, frozenset[str]] = {A: frozenset({B})}
+    listed = tuple(f"{place:064x}" for place in range(1000))
 
-    def chunks_of(release: str) -> frozenset[str]:
-        return known.get(release, frozenset())
+    def chunks_of(release: str) -> tuple[str, ...]:
+        return listed if release == A else ()
 
-    assert check_wish(messages.FetchChunks(A, (B,)), chunks_of) == (B,)
+    assert check_wish(messages.FetchChunks.of(A, [999, 0, 17]), chunks_of) == (listed[0], listed[17], listed[999])
     for wish in (
-        messages.FetchChunks(B, (B,)),
-        messages.FetchChunks(A, (A,)),
-        messages.FetchChunks("../x", (B,)),
-        messages.FetchChunks(A, (B,) * (LIMITS.window_chunks + 1)),
+        messages.FetchChunks.of(B, [0]),
+        messages.FetchChunks.of(A, [1000]),
+        messages.FetchChunks.of("../x", [0]),
+        messages.FetchChunks(A, 0, b"\x00\x00"),
+        messages.FetchChunks.of(A, range(LIMITS.window_chunks + 1)),
     ):
         with pytest.raises(MalformedMessage):
             check_wish(wish, chunks_of)
@@ -143,7 +144,7 @@ class Bench:
             Sources(
                 metadata=self.metadata,
                 chunk=lambda sha256: b"weights",
-                release_chunks=lambda release: frozenset({B}) if release == A else frozenset(),
+                release_chunks=lambda release: (B,) if release == A else (),
                 hear=lambda batch: [self.heard.put(one) for one in batch] and None,
                 statements=lambda names: {n: s for n, s in self.told.items() if names is None or n in names},
             )
@@ -179,11 +180,11 @@ def test_metadata_is_answered_with_the_askers_correlation(bench: Bench) -> None:
 
 def test_chunks_are_published_and_a_fetch_is_a_sign_of_life(bench: Bench) -> None:
     """A chunk goes out on its own topic; who asked was heard."""
-    bench.say("fetch", messages.encode(messages.FetchChunks(A, (B,))))
+    bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [0])))
     assert bench.channel.next()[:2] == (messages.chunk_topic(B), b"weights")
-    assert bench.heard.get(timeout=PATIENCE_S) == ("cam", messages.FetchChunks(A, (B,)))
-    bench.say("fetch", messages.encode(messages.FetchChunks(A, (A,))))
-    bench.say("fetch", messages.encode(messages.FetchChunks(A, (B,))))
+    assert bench.heard.get(timeout=PATIENCE_S) == ("cam", messages.FetchChunks.of(A, [0]))
+    bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [1])))
+    bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [0])))
     assert bench.channel.next()[0] == messages.chunk_topic(B)
     assert bench.delivery.dropped["cam"] == 1
 
@@ -224,7 +225,7 @@ def test_a_forgotten_device_leaves_nothing_retained(bench: Bench) -> None:
 def test_no_bytes_of_a_device_raise(payload: bytes, kind: str) -> None:
     """Whatever comes is heard, answered or counted: the network thread never sees an error."""
     delivery = Delivery(
-        Sources(lambda path: b"", lambda sha256: b"", lambda digest: frozenset(), lambda batch: None, lambda names: {})
+        Sources(lambda path: b"", lambda sha256: b"", lambda digest: (), lambda batch: None, lambda names: {})
     )
     delivery.on_message(f"edgesplit/v1/cam/{kind}", payload, None)
     delivery.on_message(kind, payload, None)

@@ -17,7 +17,10 @@ from edgesplit_controller.ca import Authority
 from edgesplit_controller.database import Database, Device, Model, Release
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment, public_key_sha256
 from edgesplit_controller.director import Director, next_counter
+from edgesplit_controller.key_changes import KeyChange
 from edgesplit_controller.refusals import Conflict, Forbidden
+from edgesplit_controller.repository import Repository
+from edgesplit_controller.rotation import Rotation
 
 STALE_S = 10.0
 
@@ -324,6 +327,24 @@ def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:
     bench.now += 2
     assert bench.director.renew() == ["cam"]
     assert bench.signed[-1].expires == bench.now + 1_000 and bench.signed[-1].releases == bench.signed[0].releases
+
+
+def test_what_devices_were_told_is_stated_anew_when_the_keys_change(bench: Bench, tmp_path: Path) -> None:
+    """The same releases, a higher counter; after a kill in between, only what the present director did not sign."""
+    bench.enrol()
+    bench.enrol("other", key="k2")
+    bench.release("a1")
+    repository = Repository(tmp_path / "tuf", now=lambda: bench.now)
+    director = Director(bench.database, repository.sign_statement, statement_s=1_000, now=lambda: bench.now)
+    director.deploy("a1", "m@1", ["cam", "other"], targets=["all"], options={})
+    before = director.statements(None)
+
+    assert director.restate() == ["cam", "other"]
+    assert all(director.statements(None)[name] != before[name] for name in before)
+    assert director.restate(signed_by=repository.delegated_keys("director")) == []
+    assert Rotation(repository).change(KeyChange(anew=("director",)))
+    assert director.restate(signed_by=repository.delegated_keys("director")) == ["cam", "other"]
+    assert director.restate(signed_by=repository.delegated_keys("director")) == []
 
 
 def test_a_revoked_device_is_told_nothing_and_deployed_to_never(bench: Bench) -> None:

@@ -33,7 +33,7 @@ def test_every_slice_is_timed_on_what_the_ones_before_wrote(name: str) -> None:
 def test_a_slice_that_cannot_run_is_refused() -> None:
     """A file that is no model is the child's end, not ours."""
     broken = cut("chain", 1)
-    files = dict.fromkeys(broken[0].files, b"no model")
+    files = {name: [b"no model"] for name in broken[0].runs}
 
     with pytest.raises(ModelRefused, match="cannot run here"):
         measure_slices([CutSlice(broken[0].slice, files), *broken[1:]])

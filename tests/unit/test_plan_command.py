@@ -61,6 +61,25 @@ def as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--partition", "nowhere"], "--partition nowhere: no layer is called 'nowhere'"),
+        (["--keep-first", "999"], "--keep-first 999: doorbell@1 has 3 layers; --partition device keeps them all"),
+    ],
+)
+def test_a_limit_that_names_what_is_not_there_is_told_by_its_option(
+    costs_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    """Not by the planner's word for it."""
+    assert edgectl(monkeypatch, "plan", costs_file, "--link", "wifi", *words) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_costs_file_is_planned_and_explained(
     costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,13 @@ def test_raw_tensors_stay() -> None:
     assert [row.name for row in found.table.rows] == ["cut-1", "local"]
 
 
+def test_the_plan_states_the_earliest_cut_that_privacy_allows() -> None:
+    """By layer, with all they depend on; limits that are no privacy have no part in it."""
+    assert plan(camera(), LINKS, limits={"keep_raw_input": True}).table.earliest_cut == ("decode", "conv")
+    assert plan(camera(), LINKS, limits={"keep_first": 1}).table.earliest_cut == ("decode",)
+    assert plan(camera(), LINKS, limits={"force": "device"}).table.earliest_cut == ()
+
+
 def test_the_first_layers_stay() -> None:
     """And no others need to."""
     assert device_layers(camera()) == ()

@@ -15,6 +15,7 @@ from edgesplit_cli.commands.limits import limit_options, limits_of
 from edgesplit_cli.planned import loss_told
 from edgesplit_cli.quantities import Number
 from edgesplit_cli.show import console, json_option, print_json, table
+from edgesplit_cli.signing import SIGN_VARIABLE, release_told, signed_release
 
 
 @click.command()
@@ -35,8 +36,28 @@ from edgesplit_cli.show import console, json_option, print_json, table
 )
 @limit_options
 @click.option(
+    "--encrypt",
+    is_flag=True,
+    help="Encrypt every slice: only the devices that run it, and the offload server for its half, get the keys.",
+)
+@click.option(
+    "--recut",
+    is_flag=True,
+    help="Sign with the planner's key: only another cut of a model that was released before.",
+)
+@click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
 )
+@click.option(
+    "--sign-with",
+    "sign_with",
+    multiple=True,
+    envvar=SIGN_VARIABLE,
+    metavar="URI",
+    help=f"Sign the release here, where the release key does not lie on the controller: a key file or any "
+    f"securesystemslib URI. [default: ${SIGN_VARIABLE}]",
+)
+@click.option("--yes", is_flag=True, help="Sign without asking.")
 @json_option
 @click.pass_obj
 def deploy(
@@ -47,7 +68,11 @@ def deploy(
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
+    encrypt: bool,
+    recut: bool,
     wait_s: float,
+    sign_with: tuple[str, ...],
+    yes: bool,
     as_json: bool,
     **limits: Any,
 ) -> None:
@@ -59,17 +84,25 @@ def deploy(
         "to": list(targets),
         "limits": limits_of(**limits),
         "objective": objective,
+        "encrypt": encrypt,
+        "recut": recut,
     }
     if codecs:
         body["codecs"] = list(codecs)
     with console().status(Text(f"planning, cutting and signing {model}")) if not as_json else _nothing():
-        made = api.post("/v1/deployments", body)
+        made = api.post("/v1/deployments", {**body, "elsewhere": bool(sign_with)})
+    if "next_targets" in made:
+        made = api.post("/v1/deployments/signed", {**body, **sign_release(made, sign_with, yes)})
+    elif sign_with:
+        click.echo("nothing was to be signed here: the controller has the release key, or knew the release", err=True)
     if wait_s:
         wait_for(api, made["devices"], made["release"], wait_s)
     if as_json:
         print_json(made)
         return
-    console().print(f"release {made['release'][:16]}…  of {made['model']}  to {', '.join(made['devices'])}")
+    encrypted = "  encrypted" if made["encrypted"] else ""
+    console().print(f"release {made['release'][:16]}…  of {made['model']}{encrypted}  to {', '.join(made['devices'])}")
+    console().print(f"  {_signature(made)}")
     for plan in made["plans"]:
         rows = ", ".join(
             row["name"] + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
@@ -83,6 +116,15 @@ def deploy(
         console().print("Devices fetch it now: `edgectl device list` shows who runs what.")
 
 
+def sign_release(prepared: dict[str, Any], uris: tuple[str, ...], yes: bool) -> dict[str, Any]:
+    """Show the operator what was prepared, and sign it here."""
+    for line in release_told(prepared):
+        click.echo(line, err=True)
+    if not yes:
+        click.confirm("Sign this release?", abort=True, err=True)
+    return {"release": prepared["release"], "next_targets": signed_release(prepared, uris)}
+
+
 @click.command()
 @json_option
 @click.pass_obj
@@ -93,9 +135,23 @@ def deployments(data: Path, as_json: bool) -> None:
         print_json(made)
         return
     rows = [
-        (str(one["id"]), one["model"], one["partition"], one["release"][:16], ", ".join(one["devices"])) for one in made
+        (
+            str(one["id"]),
+            one["model"],
+            one["partition"],
+            one["release"][:16] + (" encrypted" if one["encrypt"] else ""),
+            ", ".join(one["devices"]),
+        )
+        for one in made
     ]
     console().print(table((">id", "model", "partition", "release", "devices"), rows))
+
+
+def _signature(made: dict[str, Any]) -> str:
+    """Who signed a release, for people."""
+    if "recut_of" not in made:
+        return "signed by the release key"
+    return f"signed by the planner: another cut of release {made['recut_of'][:16]}…"
 
 
 def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None:

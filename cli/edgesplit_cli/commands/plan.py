@@ -102,6 +102,7 @@ class Source:
 def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
     """Plan a MODEL of the controller, a model FILE measured here, or your own costs file, for a device and a link."""
     from edgesplit_partitioner import describe
+    from edgesplit_partitioner.side_limits import as_limits, check_first
 
     if given["plot"]:
         from edgesplit_cli.plot import check_place
@@ -122,11 +123,7 @@ def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
             quiet=as_json,
         ),
     )
-    if given["keep_first"] > len(costs.layers):
-        raise UsageError(
-            f"--keep-first {given['keep_first']}: {costs.model} has {len(costs.layers)} layers; --partition device "
-            "keeps them all"
-        )
+    check_first(costs, as_limits(limits))
     links = links_between(costs.tiers, given["link"], given["tiers"], given["trace"], given["radio"])
     codecs = given["codecs"]
     made = describe(costs, links, objective=given["objective"], limits=limits, codecs=codecs)

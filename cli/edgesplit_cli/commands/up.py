@@ -57,4 +57,6 @@ def _announce(addresses: dict[str, Any]) -> None:
     click.echo(f"broker:     mqtts://{addresses.get('mqtt_host', '127.0.0.1')}:{addresses['mqtt_port']}")
     if addresses.get("offload_url"):
         click.echo(f"offload:    {addresses['offload_url']}")
+    for notice in addresses.get("notices", ()):
+        click.echo(f"keys:       {notice}")
     click.echo("Ctrl-C stops it; everything is kept for the next start.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgesplit.release import Slice
+from edgesplit.sealed import SliceSource
 
 Tensor = npt.NDArray[np.generic]
 Tensors = Mapping[str, Tensor]
@@ -34,7 +34,7 @@ class Runtime(Protocol):
 
     name: str
 
-    def load(self, slice_: Slice, folder: Path) -> Program:
+    def load(self, slice_: Slice, folder: SliceSource) -> Program:
         """The slice, ready to run; `folder` holds its files. ModelRefused if this engine cannot take it."""
         ...
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from edgesplit.errors import ModelRefused
 from edgesplit.release import Slice
 from edgesplit.runtime import Program, Runtime
+from edgesplit.sealed import SliceSource
 
 
 def _onnx(threads: int) -> Runtime:
@@ -35,7 +35,7 @@ class EngineByFormat:
         self.threads = threads
         self._engines: dict[str, Runtime] = {}
 
-    def load(self, slice_: Slice, folder: Path) -> Program:
+    def load(self, slice_: Slice, folder: SliceSource) -> Program:
         """The slice on its engine; ModelRefused if that is not installed or cannot take it."""
         if slice_.format not in ENGINES:
             raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which no engine here runs")

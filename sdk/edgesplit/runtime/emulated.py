@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from time import perf_counter, sleep
 
 from edgesplit.release import Slice
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors
+from edgesplit.sealed import SliceSource
 
 TOLERANCE_S = 0.0005
 """A run that overshoots by less than this is the host's timer, not a host that is too slow."""
@@ -27,7 +27,7 @@ class EmulatedRuntime:
         self._slice_s = slice_s
         self._processor = processor or threading.Lock()
 
-    def load(self, slice_: Slice, folder: Path) -> EmulatedProgram:
+    def load(self, slice_: Slice, folder: SliceSource) -> EmulatedProgram:
         """The slice on the inner engine, with its predicted time; one the plan does not price takes what it takes."""
         return self.wrap(slice_.name, self._inner.load(slice_, folder))
 

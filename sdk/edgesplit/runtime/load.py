@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from edgesplit.errors import ModelRefused
 from edgesplit.release import Manifest, Slice
 from edgesplit.runtime import Program, Runtime
 from edgesplit.runtime.input import InputProgram
+from edgesplit.sealed import SliceInMemory, SliceSource
 
 
 def load_slices(
-    manifest: Manifest, slice_folder: Callable[[str], Path], runtime: Runtime, only: Iterable[str] | None = None
+    manifest: Manifest, slice_folder: Callable[[str], SliceSource], runtime: Runtime, only: Iterable[str] | None = None
 ) -> dict[str, Program]:
     """Programs by slice name: of all slices, or of those in `only`. `slice_folder` says where a slice's files lie."""
     wanted = {one.name for one in manifest.slices} if only is None else set(only)
@@ -20,10 +20,14 @@ def load_slices(
     return {one.name: load_slice(manifest, one, slice_folder, runtime) for one in known if one.name in wanted}
 
 
-def load_slice(manifest: Manifest, one: Slice, slice_folder: Callable[[str], Path], runtime: Runtime) -> Program:
+def load_slice(manifest: Manifest, one: Slice, slice_folder: Callable[[str], SliceSource], runtime: Runtime) -> Program:
     """One slice as a program; ModelRefused if it cannot be."""
     if one.format != "input":
-        return runtime.load(one, slice_folder(one.name))
+        source = slice_folder(one.name)
+        if not isinstance(source, SliceInMemory):
+            return runtime.load(one, source)
+        with source:
+            return runtime.load(one, source)
     if manifest.input_spec is None or not manifest.input_spec.tensor:
         raise ModelRefused(f"slice {one.name} decodes the input, but the release has no complete input spec")
     return InputProgram(manifest.input_spec)

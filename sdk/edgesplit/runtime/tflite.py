@@ -18,6 +18,7 @@ import numpy as np
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.release import Kernels, Slice
 from edgesplit.runtime import Tensor, Tensors
+from edgesplit.sealed import SliceInMemory, SliceSource
 
 FILE = "model.tflite"
 INTERPRETERS = ("ai_edge_litert.interpreter", "tflite_runtime.interpreter")
@@ -35,12 +36,13 @@ class LiteRtRuntime:
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
 
-    def load(self, slice_: Slice, folder: Path) -> TfliteProgram:
+    def load(self, slice_: Slice, folder: SliceSource) -> TfliteProgram:
         """The slice whose file lies in `folder`, ready to run; ModelRefused if LiteRT is missing or cannot take it."""
         if slice_.format != "tflite":
             raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which is not LiteRT's")
         try:
-            interpreter, _ = open_interpreter(folder / FILE, threads=self.threads, kernels=slice_.kernels)
+            path = folder.path(FILE) if isinstance(folder, SliceInMemory) else folder / FILE
+            interpreter, _ = open_interpreter(path, threads=self.threads, kernels=slice_.kernels)
         except ModelRefused as refusal:
             raise ModelRefused(f"slice {slice_.name}: {refusal}") from refusal
         return TfliteProgram(slice_, interpreter)

@@ -1,0 +1,24 @@
+"""One broker for a module of TUF scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tuf_world import Case, TufWorld
+
+
+@pytest.fixture(scope="module")
+def tuf_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TufWorld]:
+    """A broker, the controller's session and a device's."""
+    world = TufWorld(tmp_path_factory.mktemp("tuf"))
+    yield world
+    world.close()
+
+
+@pytest.fixture()
+def case(tuf_world: TufWorld, tmp_path: Path) -> Case:
+    """A repository of its own and a device that has only its first root."""
+    return tuf_world.case(tmp_path)

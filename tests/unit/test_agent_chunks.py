@@ -1,0 +1,254 @@
+"""What is here of a release on its way: each chunk at its place, nothing believed unhashed, room found or refused."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.release import decode_manifest, release_digest
+from edgesplit.releases import Release, adopt_release
+from edgesplit_agent import chunks as chunks_module
+from edgesplit_agent.chunks import Assembly, ChunkStore, Layout, bytes_held
+from edgesplit_agent.room import RESERVE_BYTES, Disk, NoRoom, Stored, drop_next, parse_size
+from trust_world import World, sample_release
+
+SLICES = {"head", "tail"}
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Card:
+    """A device's disk, and signed releases to put on it."""
+
+    def __init__(self, folder: Path, quota_bytes: int | None = None) -> None:
+        self.folder = folder
+        self.world = World(folder / "world")
+        self.store = ChunkStore(folder / "chunks", folder / "releases", quota_bytes)
+
+    def assembly(self, version: int) -> tuple[Assembly, dict[str, bytes]]:
+        raw, chunks = sample_release(version)
+        return self.store.assembly(Layout.of(release_digest(raw), decode_manifest(raw), SLICES)), chunks
+
+    def complete(self, version: int) -> Release:
+        """All chunks put, and the release adopted."""
+        assembly, chunks = self.assembly(version)
+        assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+        return self.adopt(version)
+
+    def adopt(self, version: int) -> Release:
+        raw, name = sample_release(version)[0], self.world.add(version)
+        return adopt_release(
+            self.folder / "releases", name, raw, self.world.repository.proof(name), self.store.home(name), SLICES,
+            bootstrap_root=self.world.bootstrap,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    return Card(tmp_path)
+
+
+def test_chunks_in_any_order_make_the_release(card: Card) -> None:
+    """Each at its place; what is missing shrinks; once whole, one rename makes it a release that opens."""
+    assembly, chunks = card.assembly(1)
+    assert set(assembly.missing()) == set(chunks) and list(assembly.missing()) == list(assembly.layout.sizes)
+    for sha256 in sorted(chunks, reverse=True):
+        assembly.put_all([(sha256, chunks[sha256])])
+        assert sha256 not in card.assembly(1)[0].missing()
+    made = card.adopt(1)
+    assert (made.slice_folder("head") / "weights.bin").read_bytes() == b"w" * 1000 + b"v" * 500
+    assert not card.store.home(made.digest).exists()
+
+
+def test_a_chunk_that_is_not_what_its_name_says_is_not_kept(card: Card) -> None:
+    """Nor one of another release; the good ones that came with them are."""
+    assembly, chunks = card.assembly(1)
+    good, other = list(chunks)[:2]
+    with pytest.raises(MalformedMessage):
+        assembly.put_all([(other, b"wrong"), (good, chunks[good]), (digest(b"strange"), b"strange")])
+    assert set(assembly.missing()) == set(chunks) - {good}
+
+
+def test_a_flipped_bit_on_disk_makes_a_chunk_missing(card: Card) -> None:
+    """A9: found out when it is looked at, and asked for again; the others are not."""
+    assembly, chunks = card.assembly(1)
+    assembly.put_all(list(chunks.items()))
+    weights = assembly.folder / "slices" / "head" / "weights.bin"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"X")
+    assert assembly.missing() == {digest(b"v" * 500): 500}
+    with pytest.raises(TrustError):
+        card.adopt(1)
+    assembly.put_all([(digest(b"v" * 500), b"v" * 500)])
+    assert card.adopt(1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 1499])
+def test_a_file_that_a_power_cut_left_short_keeps_its_whole_chunks(card: Card, size: int) -> None:
+    """A1: the file may end anywhere, or have holes: what hashes right is here, the rest is missing."""
+    assembly, chunks = card.assembly(1)
+    assembly.put_all(list(chunks.items()))
+    os.truncate(assembly.folder / "slices" / "head" / "weights.bin", size)
+    expected = {digest(b"v" * 500)} | ({digest(b"w" * 1000)} if size < 1000 else set())
+    assert set(assembly.missing()) == expected
+
+
+def test_files_that_another_release_has_are_linked_and_take_no_room(card: Card) -> None:
+    """A new version that shares `head` with the one that runs asks for its tail only, and `head` is on disk once."""
+    old = card.complete(1)
+    before = bytes_held([card.folder / "chunks", card.folder / "releases"])
+    assembly, _ = card.assembly(2)
+
+    assert set(assembly.missing()) == {digest(b"tail graph 2")}
+
+    shared = assembly.folder / "slices" / "head" / "weights.bin"
+    assert shared.samefile(old.slice_folder("head") / "weights.bin")
+    assert bytes_held([card.folder / "chunks", card.folder / "releases"]) == before
+
+
+def test_a_linked_file_is_never_written_to(card: Card) -> None:
+    """The bit that flipped in the release that runs is repaired in the new one, and the old file stays as it was."""
+    old = card.complete(1).slice_folder("head") / "weights.bin"
+    assembly, chunks = card.assembly(2)
+    assembly.missing()
+    old.write_bytes(b"X" + old.read_bytes()[1:])
+
+    assert set(assembly.missing()) == {digest(b"w" * 1000), digest(b"tail graph 2")}
+    assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+
+    assert old.read_bytes().startswith(b"Xw")
+    assert (card.adopt(2).slice_folder("head") / "weights.bin").read_bytes().startswith(b"ww")
+
+
+def test_without_links_chunks_are_copied_from_other_releases(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAT: nothing that is on disk is fetched, link or not; a spoilt source is not taken."""
+    old = card.complete(1).slice_folder("head") / "weights.bin"
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    old.write_bytes(b"X" + old.read_bytes()[1:])
+    assembly, chunks = card.assembly(2)
+    assert set(assembly.missing()) == {digest(b"w" * 1000), digest(b"tail graph 2")}
+    assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+    assert not (card.adopt(2).slice_folder("head") / "weights.bin").samefile(old)
+
+
+def test_what_a_release_on_disk_lacks_is_added_to_it(card: Card) -> None:
+    """A spoilt slice of a release that is here is fetched and put in its place; the others stay where they are."""
+    home = card.complete(1)
+    tail = home.slice_folder("tail") / "graph.onnx"
+    tail.write_bytes(b"spoilt")
+    assembly, chunks = card.assembly(1)
+    assert set(assembly.missing()) == {digest(b"tail graph 1")}
+    assembly.put_all([(digest(b"tail graph 1"), chunks[digest(b"tail graph 1")])])
+    assert card.adopt(1).slice_folder("tail") and not assembly.folder.exists()
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_a_disk_that_fills_up_keeps_what_was_written(card: Card, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """A8: no space at any write is NoRoom, says so, and the fetch goes on from there once there is room."""
+    assembly, chunks = card.assembly(1)
+    real, calls = chunks_module._write_into, [0]
+
+    def write(path: Path, pieces: list[tuple[int, bytes]]) -> None:
+        calls[0] += 1
+        if calls[0] > failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, pieces)
+
+    monkeypatch.setattr(chunks_module, "_write_into", write)
+    if failing < 3:
+        with pytest.raises(NoRoom, match="disk is full"):
+            assembly.put_all(list(chunks.items()))
+    else:
+        assembly.put_all(list(chunks.items()))
+    monkeypatch.setattr(chunks_module, "_write_into", real)
+    left = assembly.missing()
+    assert bool(left) == (failing < 3)
+    assembly.put_all([(sha256, chunks[sha256]) for sha256 in left])
+    assert card.adopt(1)
+
+
+def test_what_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+    """A8: over the quota it is refused with the numbers and what to do, and nothing was written."""
+    card = Card(tmp_path, quota_bytes=5_000)
+    assembly, _ = card.assembly(1)
+    with pytest.raises(NoRoom, match="--store-quota"):
+        card.store.make_room(assembly.layout, assembly.missing(), ())
+    assert bytes_held([tmp_path / "chunks", tmp_path / "releases"]) == 0
+
+
+def test_the_oldest_that_nobody_needs_makes_room_first(tmp_path: Path) -> None:
+    """Quota for a few: the oldest unprotected goes, what runs stays, and no more goes than has to."""
+    card = Card(tmp_path, quota_bytes=2**20 + 45_000)
+    names = [card.complete(version).digest for version in (1, 2, 3)]
+    for age, name in enumerate(names):
+        os.utime(tmp_path / "releases" / name, (age, age))
+    assembly, _ = card.assembly(4)
+    held = bytes_held([tmp_path / "chunks", tmp_path / "releases"])
+    card.store._quota_bytes = held + 2**20 + assembly.layout.bytes_of(assembly.layout.sizes) - 1
+
+    card.store.make_room(assembly.layout, assembly.layout.sizes, {names[0]})
+
+    left = {path.name for path in (tmp_path / "releases").iterdir()}
+    assert left == {names[0], names[2]}
+
+
+def test_forgetting_leaves_what_is_kept(card: Card) -> None:
+    """Releases and beginnings of them that nobody wants go; a kept one stays, whole."""
+    kept, dropped = card.complete(1), card.complete(2)
+    beginning, chunks = card.assembly(3)
+    beginning.put_all([(digest(b"tail graph 3"), chunks[digest(b"tail graph 3")])])
+    card.store.forget({kept.digest})
+    assert [path.name for path in (card.folder / "releases").iterdir()] == [kept.digest]
+    assert kept.slice_folder("head") and not beginning.folder.exists() and not dropped.folder.exists()
+
+
+sizes = st.integers(0, 10**10)
+
+
+@given(
+    need=sizes, free=sizes, held=sizes, quota=sizes, ages=st.lists(st.floats(0, 10), max_size=6), kept=st.integers(0, 6)
+)
+def test_nothing_protected_is_ever_dropped(
+    need: int, free: int, held: int, quota: int, ages: list[float], kept: int
+) -> None:
+    """Whatever the numbers: fits, or the oldest unprotected release is named, or NoRoom; never a protected one."""
+    stored = [Stored(f"{number:064x}", age) for number, age in enumerate(ages)]
+    protected = {one.release for one in stored[:kept]}
+    spare = [one for one in stored if one.release not in protected]
+    fits = need + RESERVE_BYTES <= free and held + need <= quota
+    try:
+        drop = drop_next("f" * 64, need, Disk(free, held, quota), stored, protected)
+    except NoRoom:
+        assert not fits and not spare
+    else:
+        assert (drop is None) == fits
+        if drop is not None:
+            assert drop in {one.release for one in spare if one.kept_since == min(s.kept_since for s in spare)}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GB", 2 * 10**9), ("500 mb", 5 * 10**8), ("1.5GiB", 3 * 2**29), ("64k", 64_000), ("123", 123), ("7B", 7)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    """With decimal and binary units."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "2 GBit", "1e9", "1ib"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """With an example of one."""
+    with pytest.raises(UsageError, match="2GB"):
+        parse_size(text)
