@@ -116,6 +116,8 @@ class DeployBody(WishBody):
     """A deployment to be made."""
 
     to: list[str] = Field(max_length=10_000)
+    now: bool = False
+    """Fetched at once, whatever hours devices keep for fetching."""
 
 
 class ClaimBody(Body):
@@ -349,7 +351,8 @@ async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
 @operator_routes.post("/deployments")
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
-    return await _heavily(request, _controller(request).deploy, body.model, body.to, body.link or "", body.wish())
+    controller = _controller(request)
+    return await _heavily(request, controller.deploy, body.model, body.to, body.link or "", body.wish(), body.now)
 
 
 @operator_routes.get("/deployments")

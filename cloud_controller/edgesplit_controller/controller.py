@@ -142,13 +142,16 @@ class Controller:
         """Heavy. A plan for people; nothing is deployed."""
         return self.planning.describe(self.registry.get(reference), device_class, link, wish)
 
-    def deploy(self, reference: str, targets: Sequence[str], link: str, wish: Wish) -> dict[str, Any]:
-        """Heavy. Plan, cut, sign, and tell the devices."""
+    def deploy(
+        self, reference: str, targets: Sequence[str], link: str, wish: Wish, now: bool = False
+    ) -> dict[str, Any]:
+        """Heavy. Plan, cut, sign, and tell the devices; with `now` they fetch it at any hour."""
         model = self.registry.get(reference)
         chosen = self.devices.select(targets)
         digest, manifest = self.releasing.release(model, links_by_class(chosen, link), wish)
         names = [device.name for device in chosen]
-        number = self.director.deploy(digest, model.ref, names, targets=targets, options=wish.as_options())
+        options = {**wish.as_options(), "now": now}
+        number = self.director.deploy(digest, model.ref, names, targets=targets, options=options)
         self.tell.tell(names)
         plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
         return {"deployment": number, "release": digest, "model": model.ref, "devices": sorted(names), "plans": plans}

@@ -34,6 +34,7 @@ from edgesplit_cli.show import console, json_option, print_json, table
     help="Where to; may be given several times.",
 )
 @limit_options
+@click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
 @click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
 )
@@ -47,6 +48,7 @@ def deploy(
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
+    now: bool,
     wait_s: float,
     as_json: bool,
     **limits: Any,
@@ -59,6 +61,7 @@ def deploy(
         "to": list(targets),
         "limits": limits_of(**limits),
         "objective": objective,
+        "now": now,
     }
     if codecs:
         body["codecs"] = list(codecs)
