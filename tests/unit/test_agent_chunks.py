@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.release import decode_manifest, release_digest
-from edgesplit.releases import Release, adopt_release
+from edgesplit.releases import Release, adopt_release, open_release
 from edgesplit_agent import chunks as chunks_module
 from edgesplit_agent.chunks import Assembly, ChunkStore, Layout, bytes_held
 from edgesplit_agent.room import RESERVE_BYTES, Disk, NoRoom, Stored, drop_next, parse_size
@@ -33,6 +34,7 @@ class Card:
         self.folder = folder
         self.world = World(folder / "world")
         self.store = ChunkStore(folder / "chunks", folder / "releases", quota_bytes)
+        self._signed: set[int] = set()
 
     def assembly(self, version: int) -> tuple[Assembly, dict[str, bytes]]:
         raw, chunks = sample_release(version)
@@ -44,8 +46,20 @@ class Card:
         assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
         return self.adopt(version)
 
+    def sign(self, version: int) -> None:
+        """Once."""
+        if version not in self._signed:
+            self.world.add(version)
+            self._signed.add(version)
+
+    def opened(self, version: int) -> Release:
+        """The release that is there, opened."""
+        return open_release(self.folder / "releases", release_digest(sample_release(version)[0]), self.world.bootstrap)
+
     def adopt(self, version: int) -> Release:
-        raw, name = sample_release(version)[0], self.world.add(version)
+        self.sign(version)
+        raw = sample_release(version)[0]
+        name = release_digest(raw)
         return adopt_release(
             self.folder / "releases", name, raw, self.world.repository.proof(name), self.store.home(name), SLICES,
             bootstrap_root=self.world.bootstrap,
@@ -252,3 +266,53 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     """With an example of one."""
     with pytest.raises(UsageError, match="2GB"):
         parse_size(text)
+
+
+class PowerCut(BaseException):
+    """Nothing runs after it, and nothing tidies up."""
+
+
+def test_a_crash_at_any_step_keeps_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1: cut before each fsync, rename and link from the first chunk to the release: what was reported kept is here,
+    what is called a release opens, and the way goes on from there to the end."""
+    steps = 0
+    while True:
+        card = Card(tmp_path / str(steps))
+        card.complete(1)  # `head` is shared with it
+        card.sign(2)
+        assembly, chunks = card.assembly(2)
+        kept: set[str] = set()
+        with monkeypatch.context() as patch:
+            left = [steps]
+            for name in ("fsync", "rename", "replace", "link"):
+                patch.setattr(os, name, _until_the_cut(getattr(os, name), left))
+            try:
+                for sha256 in assembly.missing():
+                    assembly.put_all([(sha256, chunks[sha256])])
+                    kept.add(sha256)
+                card.adopt(2)
+                whole = True
+            except PowerCut:
+                whole = False
+        again, _ = card.assembly(2)
+        if (card.folder / "releases" / again.layout.release).exists():
+            assert card.opened(2).slice_folder("head")
+        elif not whole:
+            missing = again.missing()
+            assert kept.isdisjoint(missing)
+            again.put_all([(sha256, chunks[sha256]) for sha256 in missing])
+            assert card.adopt(2).slice_folder("tail")
+        if whole:
+            break
+        steps += 1
+    assert steps > 20
+
+
+def _until_the_cut(real: Callable[..., None], left: list[int]) -> Callable[..., None]:
+    def step(*arguments: object, **more: object) -> None:
+        if not left[0]:
+            raise PowerCut
+        left[0] -= 1
+        real(*arguments, **more)
+
+    return step
