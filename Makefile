@@ -23,7 +23,7 @@ bench: $(VENV)/.dev
 # The planner against trying every assignment, on as many random graphs as asked for (make soak INSTANCES=10000).
 soak: $(VENV)/.dev
 	EDGESPLIT_INSTANCES=$(or $(INSTANCES),10000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 3600 tests/unit/test_planner_*brute_force.py tests/unit/test_planner_tiers.py
-	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 tests/unit/test_onnx_bundle.py
+	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 -s tests/unit/test_onnx_bundle.py tests/integration/test_large_slice.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

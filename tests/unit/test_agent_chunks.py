@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit.release import decode_manifest, release_digest
+from edgesplit.release import Chunk, SliceFile, decode_manifest, release_digest
 from edgesplit.releases import Release, adopt_release, open_release
 from edgesplit_agent import chunks as chunks_module
 from edgesplit_agent.chunks import Assembly, ChunkStore, Layout, bytes_held
@@ -25,6 +25,12 @@ SLICES = {"head", "tail"}
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def taken_over(assembly: Assembly) -> dict[str, int]:
+    """What is missing after all was taken that other releases have."""
+    assembly.link()
+    return assembly.copy(assembly.missing())
 
 
 class Card:
@@ -43,7 +49,7 @@ class Card:
     def complete(self, version: int) -> Release:
         """All chunks put, and the release adopted."""
         assembly, chunks = self.assembly(version)
-        assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+        assembly.put_all([(sha256, chunks[sha256]) for sha256 in taken_over(assembly)])
         return self.adopt(version)
 
     def sign(self, version: int) -> None:
@@ -121,7 +127,7 @@ def test_files_that_another_release_has_are_linked_and_take_no_room(card: Card) 
     before = bytes_held([card.folder / "chunks", card.folder / "releases"])
     assembly, _ = card.assembly(2)
 
-    assert set(assembly.missing()) == {digest(b"tail graph 2")}
+    assert set(taken_over(assembly)) == {digest(b"tail graph 2")}
 
     shared = assembly.folder / "slices" / "head" / "weights.bin"
     assert shared.samefile(old.slice_folder("head") / "weights.bin")
@@ -132,11 +138,11 @@ def test_a_linked_file_is_never_written_to(card: Card) -> None:
     """The bit that flipped in the release that runs is repaired in the new one, and the old file stays as it was."""
     old = card.complete(1).slice_folder("head") / "weights.bin"
     assembly, chunks = card.assembly(2)
-    assembly.missing()
+    taken_over(assembly)
     old.write_bytes(b"X" + old.read_bytes()[1:])
 
-    assert set(assembly.missing()) == {digest(b"w" * 1000), digest(b"tail graph 2")}
-    assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+    assert set(taken_over(assembly)) == {digest(b"w" * 1000), digest(b"tail graph 2")}
+    assembly.put_all([(sha256, chunks[sha256]) for sha256 in taken_over(assembly)])
 
     assert old.read_bytes().startswith(b"Xw")
     assert (card.adopt(2).slice_folder("head") / "weights.bin").read_bytes().startswith(b"ww")
@@ -152,8 +158,8 @@ def test_without_links_chunks_are_copied_from_other_releases(card: Card, monkeyp
     monkeypatch.setattr(os, "link", refuse)
     old.write_bytes(b"X" + old.read_bytes()[1:])
     assembly, chunks = card.assembly(2)
-    assert set(assembly.missing()) == {digest(b"w" * 1000), digest(b"tail graph 2")}
-    assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+    assert set(taken_over(assembly)) == {digest(b"w" * 1000), digest(b"tail graph 2")}
+    assembly.put_all([(sha256, chunks[sha256]) for sha256 in taken_over(assembly)])
     assert not (card.adopt(2).slice_folder("head") / "weights.bin").samefile(old)
 
 
@@ -163,7 +169,7 @@ def test_what_a_release_on_disk_lacks_is_added_to_it(card: Card) -> None:
     tail = home.slice_folder("tail") / "graph.onnx"
     tail.write_bytes(b"spoilt")
     assembly, chunks = card.assembly(1)
-    assert set(assembly.missing()) == {digest(b"tail graph 1")}
+    assert set(taken_over(assembly)) == {digest(b"tail graph 1")}
     assembly.put_all([(digest(b"tail graph 1"), chunks[digest(b"tail graph 1")])])
     assert card.adopt(1).slice_folder("tail") and not assembly.folder.exists()
 
@@ -200,6 +206,30 @@ def test_what_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> Non
     with pytest.raises(NoRoom, match="--store-quota"):
         card.store.make_room(assembly.layout, assembly.missing(), ())
     assert bytes_held([tmp_path / "chunks", tmp_path / "releases"]) == 0
+
+
+def test_a_chunk_that_occurs_twice_is_here_only_when_it_is_at_both_places(tmp_path: Path) -> None:
+    """Zeros, say: one place was written when the power went, the other is a hole; it counts as missing, and a put
+    writes both. A release with such chunks took the one place for both and was refused for good."""
+    zeros, other = bytes(4096), b"x" * 100
+    chunks = tuple(Chunk(digest(data), len(data)) for data in (zeros, other, zeros))
+    file = SliceFile("weights.bin", 8292, digest(zeros + other + zeros), chunks)
+    assembly = ChunkStore(tmp_path / "chunks", tmp_path / "releases").assembly(Layout("a" * 64, (("s", file),), {}))
+    assembly.put_all([(digest(zeros), zeros), (digest(other), other)])
+    path = assembly.folder / "slices" / "s" / "weights.bin"
+    assert path.read_bytes() == zeros + other + zeros and assembly.missing() == {}
+    os.truncate(path, 5000)
+    assert assembly.missing() == {digest(zeros): 4096}
+    assert assembly.layout.bytes_of(assembly.missing()) == 8192
+
+
+def test_looking_writes_nothing(card: Card) -> None:
+    """What other releases have is taken only when it is asked for, after room was made for it."""
+    card.complete(1)
+    held = bytes_held([card.folder / "chunks", card.folder / "releases"])
+    assembly, chunks = card.assembly(2)
+    assert set(assembly.missing()) == set(chunks) and not assembly.folder.exists()
+    assert bytes_held([card.folder / "chunks", card.folder / "releases"]) == held
 
 
 def test_the_oldest_that_nobody_needs_makes_room_first(tmp_path: Path) -> None:
@@ -287,7 +317,7 @@ def test_a_crash_at_any_step_keeps_what_was_kept(tmp_path: Path, monkeypatch: py
             for name in ("fsync", "rename", "replace", "link"):
                 patch.setattr(os, name, _until_the_cut(getattr(os, name), left))
             try:
-                for sha256 in assembly.missing():
+                for sha256 in taken_over(assembly):
                     assembly.put_all([(sha256, chunks[sha256])])
                     kept.add(sha256)
                 card.adopt(2)
@@ -298,7 +328,7 @@ def test_a_crash_at_any_step_keeps_what_was_kept(tmp_path: Path, monkeypatch: py
         if (card.folder / "releases" / again.layout.release).exists():
             assert card.opened(2).slice_folder("head")
         elif not whole:
-            missing = again.missing()
+            missing = taken_over(again)
             assert kept.isdisjoint(missing)
             again.put_all([(sha256, chunks[sha256]) for sha256 in missing])
             assert card.adopt(2).slice_folder("tail")
