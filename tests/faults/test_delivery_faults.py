@@ -398,6 +398,32 @@ def test_bytes_that_are_no_mqtt_end_their_own_connection_only(tmp_path: Path, ra
         world.stop()
 
 
+SUBSCRIBE_ALL = b"\x82\x1a\x00\x01\x00\x00\x14edgesplit/v1/chunk/+\x00"
+
+
+def test_a_device_that_does_not_read_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """B6: one that listens to every chunk and never takes a byte off its socket: the other has its release, the broker
+    bounds what it keeps for the silent one, and the controller's session lives."""
+    world = World(tmp_path, 2_000, 11)
+    world.start()
+    try:
+        tls = enrol(world.authority, tmp_path, "rude").client_context()
+        with (
+            socket.create_connection(("localhost", world.broker.port), PATIENCE_S) as plain,
+            tls.wrap_socket(plain, server_hostname="localhost") as connection,
+        ):
+            connection.sendall(CONNECT)
+            assert connection.recv(1_024)[:1] == b"\x20"
+            connection.sendall(SUBSCRIBE_ALL)
+            assert connection.recv(1_024)[:1] == b"\x90"
+            world.fetch_all()
+            world.check()
+        assert world.broker.restarts == 0 and world.device.connected and world.controller.connected
+        assert world.losses == 0
+    finally:
+        world.stop()
+
+
 def _answers(world: World) -> bool:
     try:
         return world.metadata.fetch("metadata/timestamp.json", 100) == b"metadata"
