@@ -20,7 +20,8 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script --json out/$$(basename $$script .py).json || exit 1; done
 
-# The planner against trying every assignment, on as many random graphs as asked for (make soak INSTANCES=10000).
+# The planner against trying every assignment, on as many random graphs as asked for (make soak INSTANCES=10000); then
+# models above 2 GB, and a slice of 2 GiB all the way to a device (16 GB of disk).
 soak: $(VENV)/.dev
 	EDGESPLIT_INSTANCES=$(or $(INSTANCES),10000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 3600 tests/unit/test_planner_*brute_force.py tests/unit/test_planner_tiers.py
 	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 -s tests/unit/test_onnx_bundle.py tests/integration/test_large_slice.py

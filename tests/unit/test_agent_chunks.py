@@ -199,6 +199,25 @@ def test_a_disk_that_fills_up_keeps_what_was_written(card: Card, monkeypatch: py
     assert card.adopt(1)
 
 
+def test_a_disk_that_is_full_when_the_release_is_made_loses_nothing(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A8 while staging: manifest and proof find no space: the error rises, no chunk is lost, the next try does it."""
+    assembly, chunks = card.assembly(1)
+    assembly.put_all(list(chunks.items()))
+    card.sign(1)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgesplit.releases.write_durably", full)
+        with pytest.raises(OSError, match="No space"):
+            card.adopt(1)
+    assert assembly.missing() == {}
+    assert card.adopt(1).slice_folder("head")
+
+
 def test_what_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> None:
     """A8: over the quota it is refused with the numbers and what to do, and nothing was written."""
     card = Card(tmp_path, quota_bytes=5_000)
