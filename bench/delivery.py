@@ -1,8 +1,8 @@
 """Chunks over MQTT by our window, beside a plain paho publish of the same bytes over the same link in the same run.
 
 The broker is a real mosquitto with mutual TLS, the links are shaped by a user-space proxy (emulated), the controller's
-side is `Delivery` on its own session. One device over links of 50 and 300 ms, one on loopback, a group of twenty, and
-one whose connection is cut a hundred times.
+side is `Delivery` on its own session. One device over links of 50 and 300 ms, one on loopback, a group of twenty, one
+whose connection is cut a hundred times, and the controller's memory while four processes fetch four large releases.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,6 +35,7 @@ from edgesplit.release import Chunk, SliceFile
 from edgesplit.testing.link import ShapedLink
 from edgesplit_agent.chunks import Assembly, ChunkStore, Layout
 from edgesplit_agent.delivery import ChunkFetcher
+from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
@@ -42,6 +44,8 @@ MBIT = 125_000.0
 PLAIN = "edgesplit/v1/chunk/" + "f" * 64
 PATIENCE_S = 300.0
 DEVICES = 20
+FETCHERS = 4
+LARGE_BYTES = 256 * 2**20
 CUTS = 100
 REPEATS = 3
 PLAIN_WINDOW = 64
@@ -67,15 +71,18 @@ class World:
         self.authority = Authority(folder / "ca")
         hosts = ["localhost", "127.0.0.1"]
         self.broker = Broker(folder / "broker", self.authority.issue_server("broker", hosts), 0)
+        self.blobs = BlobStore(folder / "blobs")
         self.release = ""
         self.chunks: dict[str, bytes] = {}
+        self.on_disk: dict[str, tuple[str, ...]] = {}
+        """The chunks of releases whose bytes are on disk."""
         self.sent = 0
         """Bytes of chunks that the controller handed to the broker."""
         self.delivery = Delivery(
             Sources(
                 metadata=lambda path: b"",
                 chunk=self._chunk,
-                release_chunks=lambda release: tuple(self.chunks),
+                release_chunks=lambda release: self.on_disk.get(release) or tuple(self.chunks),
                 hear=lambda said: None,
                 statements=lambda devices: {},
             )
@@ -99,12 +106,18 @@ class World:
         self.chunks = {hashlib.sha256(data).hexdigest(): data for data in made}
         self.sent = 0
 
+    def fill_disk(self, size: int) -> None:
+        """Another release, of so many bytes, that lies on disk as the controller's do."""
+        self.release = random.randbytes(32).hex()
+        made = (random.randbytes(LIMITS.chunk_bytes) for _ in range(size // LIMITS.chunk_bytes))
+        self.on_disk[self.release] = tuple(self.blobs.put_all(made))
+
     @property
     def sizes(self) -> dict[str, int]:
         return {sha256: len(data) for sha256, data in self.chunks.items()}
 
     def _chunk(self, sha256: str) -> bytes:
-        data = self.chunks[sha256]
+        data = self.chunks[sha256] if sha256 in self.chunks else self.blobs.get(sha256)
         self.sent += len(data)
         return data
 
@@ -327,6 +340,59 @@ def interrupted(world: World, results: dict[str, Any]) -> list[Target]:
     ]
 
 
+def large_releases(world: World, results: dict[str, Any]) -> list[Target]:
+    """Four releases of 256 MB go to four devices at once, each in a process of its own: what the controller's process
+    (this one: its session, its delivery, its store) takes of memory that nothing else can have back."""
+    for _ in range(FETCHERS):
+        world.fill_disk(LARGE_BYTES)
+    jobs = []
+    for number, (release, listed) in enumerate(world.on_disk.items()):
+        credentials = world.device(f"fetcher-{number}")
+        jobs.append((f"fetcher-{number}", credentials, world.broker.port, release, listed))
+    before = most = anonymous_bytes()
+    world.sent = 0
+    begun = perf_counter()
+    with get_context("spawn").Pool(FETCHERS) as pool:
+        fetched = pool.starmap_async(fetch_elsewhere, jobs)
+        while not fetched.ready():
+            fetched.wait(0.05)
+            most = max(most, anonymous_bytes())
+        complete = sum(one == LARGE_BYTES for one in fetched.get())
+    took_s, after = perf_counter() - begun, anonymous_bytes()
+    results["controller's memory"] = {
+        "releases": FETCHERS, "release_bytes": LARGE_BYTES, "complete": complete, "sent_bytes": world.sent,
+        "before_bytes": before, "most_bytes": most, "after_bytes": after, "seconds": took_s,
+    }  # fmt: skip
+    print(
+        f"{world.sent / 1e6:.0f} MB to {FETCHERS} devices in {took_s:.1f} s: the controller's memory was"
+        f" {before / 1e6:.0f} MB before, {most / 1e6:.0f} MB at most, {after / 1e6:.0f} MB after"
+    )
+    return [
+        Target("controller's growth over one of four releases of 256 MB", (most - before) / LARGE_BYTES, 0.25),
+        Target("devices that have their large release", complete, FETCHERS, at_least=True),
+    ]
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process without mapped files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def fetch_elsewhere(name: str, credentials: Credentials, port: int, release: str, listed: Sequence[str]) -> int:
+    """A process of its own: a device that hashes what it fetches and keeps nothing; the bytes that came."""
+    session = Session(
+        "localhost", port, name, credentials.client_context(),
+        on_message=lambda topic, payload, _: fetcher.received(topic.rpartition("/")[2], payload),
+    )  # fmt: skip
+    fetcher = ChunkFetcher(session, name)
+    session.start()
+    assert session.wait_connected(20), session.problem
+    fetcher.fetch(release, dict.fromkeys(listed, LIMITS.chunk_bytes), listed, lambda chunks: None)
+    session.stop()
+    return fetcher.counters.chunk_bytes
+
+
 def main() -> None:
     """Measure all of it."""
     options = arguments(__doc__).parse_args()
@@ -335,7 +401,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
         try:
-            for part in (over_links, on_loopback, a_group, interrupted):
+            for part in (over_links, on_loopback, a_group, interrupted, large_releases):
                 targets += part(world, results)
         finally:
             world.close()

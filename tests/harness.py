@@ -87,9 +87,9 @@ class Cloud:
     def _edgectl(self) -> list[str]:
         return [sys.executable, "-m", "edgesplit_cli.main", "--data", str(self.data)]
 
-    def edgectl(self, *words: str, code: int = 0) -> str:
+    def edgectl(self, *words: str, code: int = 0, timeout: float = 180.0) -> str:
         """Run a command; its output. Fails the test unless it ends with `code`."""
-        done = subprocess.run([*self._edgectl(), *words], capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run([*self._edgectl(), *words], capture_output=True, text=True, timeout=timeout, check=False)
         assert done.returncode == code, (
             f"edgectl {' '.join(words)} ended with {done.returncode}: {done.stdout}{done.stderr}"
         )

@@ -115,6 +115,9 @@ class ChunkStore:
         for path in self._folder.glob("[0-9a-f][0-9a-f]/*"):
             if path.name not in loose:
                 path.unlink(missing_ok=True)
+        for folder in (self._releases, self._folder):
+            for grave in folder.glob(".*.removed"):
+                shutil.rmtree(grave, ignore_errors=True)
 
     def _remove(self, release: str) -> None:
         """By one rename each, so that no half of it is ever taken for the whole."""
@@ -167,12 +170,37 @@ class Assembly:
                 offset += chunk.bytes
 
     def missing(self) -> dict[str, int]:
-        """The chunks (size by digest) to be fetched. What other releases on disk have is taken over."""
-        absent = self._absent()
-        if absent and self._link_whole_files():
-            absent = self._absent()
-        if absent:
-            self._copy_from(self._store.known(), absent)
+        """The chunks (size by digest) that are not here, in order, by the bytes of what is. Writes nothing."""
+        absent = {sha256 for sha256 in self.layout.loose if self._store.get(sha256) is None}
+        for name, file in self.layout.files:
+            absent.update(_wrong_chunks(self.folder / "slices" / name / file.name, file))
+        return {sha256: size for sha256, size in self.layout.sizes.items() if sha256 in absent}
+
+    def link(self) -> None:
+        """Take the files that other releases have whole: that needs neither room nor time."""
+        there = {(file.sha256, file.bytes): path for path, file in self._store.known()}
+        linked = False
+        for name, file in self.layout.files:
+            source, target = there.get((file.sha256, file.bytes)), self.folder / "slices" / name / file.name
+            if source is None or not any(_wrong_chunks(target, file)) or _digest(source) != file.sha256:
+                continue
+            link = target.with_name(f".{target.name}.link")
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link.unlink(missing_ok=True)
+                os.link(source, link)
+                os.replace(link, target)
+                sync_folder(target.parent)
+                linked = True
+            except OSError as error:  # FAT knows no links, and then the chunks are copied
+                log.debug("cannot link %s: %s", source, error)
+        if linked:
+            _sync_upwards(self.folder / "slices")
+
+    def copy(self, missing: Mapping[str, int]) -> dict[str, int]:
+        """Take those of the missing chunks that lie inside files of other releases; what is still missing then."""
+        absent = dict(missing)
+        self._copy_from(self._store.known(), absent)
         return absent
 
     def put_all(self, chunks: Sequence[tuple[str, bytes]]) -> None:
@@ -204,36 +232,6 @@ class Assembly:
                 write_durably(self._store.path(sha256), data)
         for path, pieces in by_file.items():
             _write_into(path, pieces)
-
-    def _absent(self) -> dict[str, int]:
-        """What is not here, by the digests of what is."""
-        absent = {sha256 for sha256 in self.layout.loose if self._store.get(sha256) is None}
-        for name, file in self.layout.files:
-            right = set(_right_chunks(self.folder / "slices" / name / file.name, file))
-            absent |= {chunk.sha256 for chunk in file.chunks} - right  # also where another file has it right
-        return {sha256: size for sha256, size in self.layout.sizes.items() if sha256 in absent}
-
-    def _link_whole_files(self) -> bool:
-        """Files that lie whole in releases here need neither room nor time."""
-        there = {(file.sha256, file.bytes): path for path, file in self._store.known()}
-        linked = False
-        for name, file in self.layout.files:
-            source, target = there.get((file.sha256, file.bytes)), self.folder / "slices" / name / file.name
-            if source is None or (target.exists() and len(set(_right_chunks(target, file))) == len(file.chunks)):
-                continue
-            if _digest(source) != file.sha256:
-                continue
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.unlink(missing_ok=True)
-                os.link(source, target)
-                sync_folder(target.parent)
-                linked = True
-            except OSError as error:  # FAT knows no links, and then the chunks are copied
-                log.debug("cannot link %s: %s", source, error)
-        if linked:
-            _sync_upwards(self.folder / "slices")
-        return linked
 
     def _copy_from(self, files: Iterable[tuple[Path, SliceFile]], absent: dict[str, int]) -> None:
         """Take chunks that lie inside files of other releases; what was taken is absent no longer."""
@@ -299,18 +297,19 @@ def _sync_upwards(slices: Path) -> None:
         sync_folder(folder)
 
 
-def _right_chunks(path: Path, file: SliceFile) -> Iterator[str]:
-    """The digests of those chunks of `file` that are at their places in `path`."""
+def _wrong_chunks(path: Path, file: SliceFile) -> Iterator[str]:
+    """The digests of those chunks of `file` that are not at their places in `path`: at one of them, if there are
+    several."""
     try:
-        with path.open("rb") as opened:
-            for chunk in file.chunks:
-                data = opened.read(chunk.bytes)
-                if not data:
-                    return
-                if hashlib.sha256(data).hexdigest() == chunk.sha256:
-                    yield chunk.sha256
+        opened = path.open("rb")
     except FileNotFoundError:
+        yield from (chunk.sha256 for chunk in file.chunks)
         return
+    with opened:
+        for chunk in file.chunks:
+            data = opened.read(chunk.bytes)
+            if len(data) != chunk.bytes or hashlib.sha256(data).hexdigest() != chunk.sha256:
+                yield chunk.sha256
 
 
 def _digest(path: Path) -> str:

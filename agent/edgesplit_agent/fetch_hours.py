@@ -56,8 +56,10 @@ def parse_span(text: str) -> Span:
 
 def next_opening(spans: Sequence[Span], now: float, zone: tzinfo | None = None) -> float:
     """Unix seconds at which one of the spans is open next: `now` where one is. `zone` None: this machine's."""
+    if not spans:
+        return now
     local = datetime.fromtimestamp(now, zone) if zone else datetime.fromtimestamp(now).astimezone()
-    if not spans or any(local.time() in span for span in spans):
+    if any(local.time() in span for span in spans):
         return now
     openings = []
     for days in (0, 1):

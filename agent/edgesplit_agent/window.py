@@ -33,6 +33,8 @@ OVERTAKEN = 2.0
 """So many windows that came after it was asked for, and it did not: lost."""
 SILENCES = 4
 """So often nothing came at all, each time asked again: then the link counts as gone."""
+KNOWN_FOR = 2
+"""Silences until what was known of the link is forgotten: one is most often the end of a window that was lost."""
 HOLD_S = 0.3
 """How long after a chunk that others asked for nothing is asked."""
 WATCH_S = 60.0
@@ -56,7 +58,7 @@ class Window:
     """Size by digest, in the order in which they are asked for."""
     began: float
     cap_bytes_per_s: float = float("inf")
-    """Ask for no more than this, over any second."""
+    """Ask for no more than this: over any ten seconds at most a twentieth more, or one chunk where that is more."""
     jitter: float = 0.0
     """In [0, 1): stretches the hold, so that the devices of a group do not all ask at once."""
     listen_first_s: float = 0.0
@@ -134,7 +136,7 @@ class Window:
             chosen.append(sha256)
             self._asked[sha256] = _Asked(now, self.come)
             self._flying += size
-            self._spent = max(self._spent, now - 1.0) + size / self.cap_bytes_per_s
+            self._spent = max(self._spent, now - self._catch_up_s) + size / self.cap_bytes_per_s
         return tuple(chosen)
 
     def arrived(self, sha256: str, now: float) -> bool:
@@ -176,10 +178,16 @@ class Window:
         return ""
 
     @property
+    def _catch_up_s(self) -> float:
+        """For how long what could have been asked for, and was not, may be made up for: with a whole chunk ahead of its
+        price half a second's worth together, a twentieth of ten seconds."""
+        return min(0.25, max(0.0, 0.5 - LIMITS.chunk_bytes / self.cap_bytes_per_s))
+
+    @property
     def _patience_s(self) -> float:
         """How long what is on its way may take until the next of it comes."""
         if not self._rates:
-            return FIRST_PATIENCE_S * 2.0**self._silences
+            return FIRST_PATIENCE_S * 2.0 ** max(0, self._silences - KNOWN_FOR)
         expected_s = self._delay_s + self._flying / self.bytes_per_s
         return min(LONGEST_PATIENCE_S, max(1.0, PATIENCE * expected_s) * 2.0**self._silences)
 
@@ -202,5 +210,6 @@ class Window:
         self._asked.clear()
         self._flying, self._last = 0, now
         self._silences += 1
-        self._rates.clear()
-        self._delay_s = float("inf")
+        if self._silences >= KNOWN_FOR:
+            self._rates.clear()
+            self._delay_s = float("inf")

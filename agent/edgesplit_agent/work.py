@@ -213,10 +213,11 @@ class Work:
         manifest = self._paper(release).manifest
         layout = Layout.of(release, manifest, self._slices(manifest))
         assembly = self._store.assembly(layout)
-        missing = assembly.missing()
+        assembly.link()
+        self._store.make_room(layout, assembly.missing(), self._protected())
+        missing = assembly.copy(assembly.missing())
         if not missing:
             return True
-        self._store.make_room(layout, missing, self._protected())
         urgent = release in self._urgent
         self._hours.check(urgent)
         log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))

@@ -17,6 +17,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -125,6 +126,8 @@ class DeployBody(WishBody):
     """A deployment to be made."""
 
     to: list[str] = Field(max_length=10_000)
+    now: bool = False
+    """Fetched at once, whatever hours devices keep for fetching."""
     encrypt: bool = False
     """Slices and golden inputs travel and are kept as ciphertext."""
     recut: bool = False
@@ -440,15 +443,14 @@ async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
 @operator_routes.post("/deployments")
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
-    deploy = _controller(request).deploy
-    wish = body.wish()
-    return await _heavily(request, deploy, body.model, body.to, body.link or "", wish, body.recut, body.elsewhere)
+    deploy = partial(_controller(request).deploy, recut=body.recut, elsewhere=body.elsewhere, now=body.now)
+    return await _heavily(request, deploy, body.model, body.to, body.link or "", body.wish())
 
 
 @operator_routes.post("/deployments/signed")
 async def deploy_signed(request: Request, body: SignedBody) -> dict[str, Any]:
     """Publish what was prepared and signed elsewhere, and tell the devices."""
-    deploy = _controller(request).deploy_signed
+    deploy = partial(_controller(request).deploy_signed, now=body.now)
     return await _heavily(request, deploy, body.model, body.to, body.wish(), body.release, body.next_targets.encode())
 
 

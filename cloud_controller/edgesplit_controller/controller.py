@@ -152,10 +152,12 @@ class Controller:
         targets: Sequence[str],
         link: str,
         wish: Wish,
+        *,
         recut: bool = False,
         elsewhere: bool = False,
+        now: bool = False,
     ) -> dict[str, Any]:
-        """Heavy. Plan, cut, sign, and tell the devices.
+        """Heavy. Plan, cut, sign, and tell the devices; with `now` they fetch it at any hour.
 
         With `recut`, and where the release key lies elsewhere, the planner signs another cut of a release. With
         `elsewhere`: what the release key must sign, and nothing is published yet.
@@ -171,10 +173,10 @@ class Controller:
             names = sorted(device.name for device in chosen)
             return {**_planned(digest, model, names, manifest), **self.signing.to_sign(self.releasing.raw(digest))}
         self.releasing.publish(model, digest, wish)
-        return self._tell(model, digest, manifest, chosen, targets, wish)
+        return self._tell(model, digest, manifest, chosen, targets, {**wish.as_options(), "now": now})
 
     def deploy_signed(
-        self, reference: str, targets: Sequence[str], wish: Wish, release: str, signed: bytes
+        self, reference: str, targets: Sequence[str], wish: Wish, release: str, signed: bytes, *, now: bool = False
     ) -> dict[str, Any]:
         """Heavy. Publish a release that was prepared by `deploy` and signed elsewhere, and tell the devices."""
         model = self.registry.get(reference)
@@ -183,7 +185,7 @@ class Controller:
         if late := sorted({device.device_class for device in chosen} - set(manifest.plans)):
             raise Conflict(f"the release has no plan for {', '.join(late)}, which joined meanwhile: deploy again")
         self.releasing.publish(model, release, wish, signed)
-        return self._tell(model, release, manifest, chosen, targets, wish)
+        return self._tell(model, release, manifest, chosen, targets, {**wish.as_options(), "now": now})
 
     def _tell(
         self,
@@ -192,10 +194,10 @@ class Controller:
         manifest: Manifest,
         chosen: Sequence[Device],
         targets: Sequence[str],
-        wish: Wish,
+        options: Mapping[str, Any],
     ) -> dict[str, Any]:
         names = [device.name for device in chosen]
-        number = self.director.deploy(digest, model.ref, names, targets=targets, options=wish.as_options())
+        number = self.director.deploy(digest, model.ref, names, targets=targets, options=options)
         self.tell.tell(names)
         return {"deployment": number, **_planned(digest, model, sorted(names), manifest)}
 

@@ -140,13 +140,14 @@ class Director:
         """Sign what the device's desired rows say now, under a higher counter."""
         wrap = wrap or self._wrap
         session.flush()
-        rows = session.scalars(select(Desired).where(Desired.device == device.name).order_by(Desired.model))
+        rows = session.scalars(select(Desired).where(Desired.device == device.name).order_by(Desired.model)).all()
         device.counter = next_counter(device.counter, now)
         device.statement_expires = now + self._statement_s
         statement = Statement(
             device=device.name,
             releases=tuple(
-                Wanted(model=row.model, release=row.release, keys=wrap(device, row.release)) for row in rows
+                Wanted(row.model, row.release, now=_is_urgent(session, row), keys=wrap(device, row.release))
+                for row in rows
             ),
             counter=device.counter,
             expires=int(device.statement_expires),
@@ -167,6 +168,12 @@ def _signers(statement: bytes) -> set[str]:
 def next_counter(stored: int, now: float) -> int:
     """Higher than what is stored, and at least the Unix time."""
     return max(stored + 1, int(now))
+
+
+def _is_urgent(session: Session, row: Desired) -> bool:
+    """Whether the deployment said that devices shall not wait for their hours to fetch it."""
+    deployment = session.get(Deployment, row.deployment)
+    return deployment is not None and bool(deployment.options.get("now"))
 
 
 def _living(session: Session, name: str) -> Device:

@@ -28,7 +28,7 @@ class Limits:
     """Of a request for chunks: a bit for every chunk that a manifest has room for."""
     window_chunks: int = 256
     """In one request."""
-    slice_bytes: int = 2 * 2**30
+    slice_bytes: int = 16 * 2**30
     """Of one file of a slice."""
     slices: int = 1_000
     rows: int = 64

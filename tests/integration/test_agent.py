@@ -175,7 +175,7 @@ class SmallController:
             ca_pem=self.authority.ca_pem, tuf_root=self.repository.root_bytes.decode(), expires=int(time.time()) + 3600,
         )  # fmt: skip
 
-    def deploy(self, made: Made, *, sign: bool = True) -> None:
+    def deploy(self, made: Made, *, sign: bool = True, now: bool = False) -> None:
         """Add the release to metadata (or not), give the offload server its half, and state it."""
         self.made[made.digest] = made
         if sign:
@@ -186,7 +186,7 @@ class SmallController:
                 bootstrap_root=self.repository.root_bytes,
             )  # fmt: skip
         self.counter = max(self.counter + 1, int(time.time()))
-        wanted = (Wanted("tiny", made.digest),)
+        wanted = (Wanted("tiny", made.digest, now),)
         expires = int(time.time()) + 3600
         self.statement = self.repository.sign_statement(
             Statement(device=DEVICE, releases=wanted, counter=self.counter, expires=expires)
@@ -385,6 +385,50 @@ def _failed(controller: SmallController, made: Made, reason: str) -> bool:
     )
 
 
+def _told(controller: SmallController, made: Made, state: str, detail: str) -> bool:
+    said = controller.reported()
+    return said is not None and any(
+        (model.wanted, model.state) == (made.digest, state) and detail in model.detail for model in said.models
+    )
+
+
+def test_a_release_that_does_not_fit_is_told_and_what_runs_goes_on(controller: SmallController, agent: Process) -> None:
+    """A8: over --store-quota nothing is fetched, the operator reads why and what to do; a larger quota lets it in."""
+    good, large = Made(20), Made(21)
+    controller.deploy(good)
+    agent.start()
+    eventually("it runs", lambda: agent.runs(good), 60)
+    agent.end()
+    agent.extra = ("--store-quota", "200kB")
+    controller.chunks_sent.clear()
+    controller.deploy(large)
+    agent.start()
+    eventually("it is refused", lambda: _told(controller, large, "failed", "--store-quota"), 60)
+    assert agent.infer().report.release == good.digest and not controller.chunks_sent
+    agent.end()
+    agent.extra = ("--store-quota", "50MB")
+    agent.start()
+    eventually("it runs", lambda: agent.runs(large), 60)
+
+
+def test_outside_its_hours_a_device_waits_unless_the_operator_says_now(
+    controller: SmallController, agent: Process
+) -> None:
+    """--fetch-window: metadata comes, chunks do not, the operator reads why; `now` in the statement fetches at once."""
+    made = Made(22)
+    controller.chunks_sent.clear()
+    controller.deploy(made)
+    begins, ends = (time.strftime("%H:%M", time.localtime(time.time() + hours * 3600)) for hours in (2, 3))
+    agent.extra = ("--fetch-window", f"{begins}-{ends}")
+    agent.start()
+    eventually("it says that it waits", lambda: _told(controller, made, "fetching", "waiting for the fetch window"), 60)
+    waiting = json.loads(_run(agent, "status"))["wanted"]
+    assert [one["detail"] for one in waiting] == [f"waiting for the fetch window ({begins}-{ends})"]
+    assert not controller.chunks_sent
+    controller.deploy(made, now=True)
+    eventually("it runs", lambda: agent.runs(made), 60)
+
+
 def test_a_killed_agent_loses_no_request_and_the_broker_tells(controller: SmallController, agent: Process) -> None:
     """SIGKILL in the middle of a stream: each id of the client is answered once, the last will is this session's."""
     made = Made(8)
@@ -513,7 +557,7 @@ def test_a_bad_claim_and_a_false_controller_are_told_apart(controller: SmallCont
 
 KILLED_AT = (
     "identity/key.pem", "identity/enrolled.json", "session.json", "trust/counters.json", "chunks/*/*",
-    "releases/.*.part", "releases/*/manifest.json", "current.json",
+    "chunks/*/slices/*/*", "chunks/*/manifest.json", "releases/*/manifest.json", "current.json",
 )  # fmt: skip
 
 
@@ -534,5 +578,5 @@ def test_killed_at_every_stage_of_a_first_update_it_still_gets_there(
     agent.start()
     eventually("it runs", lambda: agent.runs(made), 60)
     assert np.array_equal(agent.infer().outputs["y"], EXPECTED)
-    assert not list(agent.data.glob("releases/.*.part"))
+    eventually("nothing is left of the ways there", lambda: not list(agent.data.glob("chunks/*/*")))
     assert agent.end() == 0

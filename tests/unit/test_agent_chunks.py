@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit.release import decode_manifest, release_digest
-from edgesplit.releases import Release, adopt_release
+from edgesplit.release import Chunk, SliceFile, decode_manifest, release_digest
+from edgesplit.releases import Release, adopt_release, open_release
 from edgesplit_agent import chunks as chunks_module
 from edgesplit_agent.chunks import Assembly, ChunkStore, Layout, bytes_held
 from edgesplit_agent.room import RESERVE_BYTES, Disk, NoRoom, Stored, drop_next, parse_size
@@ -26,13 +27,20 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def taken_over(assembly: Assembly) -> dict[str, int]:
+    """What is missing after all was taken that other releases have."""
+    assembly.link()
+    return assembly.copy(assembly.missing())
+
+
 class Card:
     """A device's disk, and signed releases to put on it."""
 
-    def __init__(self, folder: Path, quota_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, quota_bytes: int | None = None, like: Card | None = None) -> None:
         self.folder = folder
-        self.world = World(folder / "world")
+        self.world = like.world if like else World(folder / "world")
         self.store = ChunkStore(folder / "chunks", folder / "releases", quota_bytes)
+        self._signed: set[int] = like._signed if like else set()
 
     def assembly(self, version: int) -> tuple[Assembly, dict[str, bytes]]:
         raw, chunks = sample_release(version)
@@ -41,11 +49,23 @@ class Card:
     def complete(self, version: int) -> Release:
         """All chunks put, and the release adopted."""
         assembly, chunks = self.assembly(version)
-        assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+        assembly.put_all([(sha256, chunks[sha256]) for sha256 in taken_over(assembly)])
         return self.adopt(version)
 
+    def sign(self, version: int) -> None:
+        """Once."""
+        if version not in self._signed:
+            self.world.add(version)
+            self._signed.add(version)
+
+    def opened(self, version: int) -> Release:
+        """The release that is there, opened."""
+        return open_release(self.folder / "releases", release_digest(sample_release(version)[0]), self.world.bootstrap)
+
     def adopt(self, version: int) -> Release:
-        raw, name = sample_release(version)[0], self.world.add(version)
+        self.sign(version)
+        raw = sample_release(version)[0]
+        name = release_digest(raw)
         return adopt_release(
             self.folder / "releases", name, raw, self.world.repository.proof(name), self.store.home(name), SLICES,
             bootstrap_root=self.world.bootstrap,
@@ -107,7 +127,7 @@ def test_files_that_another_release_has_are_linked_and_take_no_room(card: Card) 
     before = bytes_held([card.folder / "chunks", card.folder / "releases"])
     assembly, _ = card.assembly(2)
 
-    assert set(assembly.missing()) == {digest(b"tail graph 2")}
+    assert set(taken_over(assembly)) == {digest(b"tail graph 2")}
 
     shared = assembly.folder / "slices" / "head" / "weights.bin"
     assert shared.samefile(old.slice_folder("head") / "weights.bin")
@@ -118,11 +138,11 @@ def test_a_linked_file_is_never_written_to(card: Card) -> None:
     """The bit that flipped in the release that runs is repaired in the new one, and the old file stays as it was."""
     old = card.complete(1).slice_folder("head") / "weights.bin"
     assembly, chunks = card.assembly(2)
-    assembly.missing()
+    taken_over(assembly)
     old.write_bytes(b"X" + old.read_bytes()[1:])
 
-    assert set(assembly.missing()) == {digest(b"w" * 1000), digest(b"tail graph 2")}
-    assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+    assert set(taken_over(assembly)) == {digest(b"w" * 1000), digest(b"tail graph 2")}
+    assembly.put_all([(sha256, chunks[sha256]) for sha256 in taken_over(assembly)])
 
     assert old.read_bytes().startswith(b"Xw")
     assert (card.adopt(2).slice_folder("head") / "weights.bin").read_bytes().startswith(b"ww")
@@ -138,8 +158,8 @@ def test_without_links_chunks_are_copied_from_other_releases(card: Card, monkeyp
     monkeypatch.setattr(os, "link", refuse)
     old.write_bytes(b"X" + old.read_bytes()[1:])
     assembly, chunks = card.assembly(2)
-    assert set(assembly.missing()) == {digest(b"w" * 1000), digest(b"tail graph 2")}
-    assembly.put_all([(sha256, chunks[sha256]) for sha256 in assembly.missing()])
+    assert set(taken_over(assembly)) == {digest(b"w" * 1000), digest(b"tail graph 2")}
+    assembly.put_all([(sha256, chunks[sha256]) for sha256 in taken_over(assembly)])
     assert not (card.adopt(2).slice_folder("head") / "weights.bin").samefile(old)
 
 
@@ -149,7 +169,7 @@ def test_what_a_release_on_disk_lacks_is_added_to_it(card: Card) -> None:
     tail = home.slice_folder("tail") / "graph.onnx"
     tail.write_bytes(b"spoilt")
     assembly, chunks = card.assembly(1)
-    assert set(assembly.missing()) == {digest(b"tail graph 1")}
+    assert set(taken_over(assembly)) == {digest(b"tail graph 1")}
     assembly.put_all([(digest(b"tail graph 1"), chunks[digest(b"tail graph 1")])])
     assert card.adopt(1).slice_folder("tail") and not assembly.folder.exists()
 
@@ -179,6 +199,25 @@ def test_a_disk_that_fills_up_keeps_what_was_written(card: Card, monkeypatch: py
     assert card.adopt(1)
 
 
+def test_a_disk_that_is_full_when_the_release_is_made_loses_nothing(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A8 while staging: manifest and proof find no space: the error rises, no chunk is lost, the next try does it."""
+    assembly, chunks = card.assembly(1)
+    assembly.put_all(list(chunks.items()))
+    card.sign(1)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgesplit.releases.write_durably", full)
+        with pytest.raises(OSError, match="No space"):
+            card.adopt(1)
+    assert assembly.missing() == {}
+    assert card.adopt(1).slice_folder("head")
+
+
 def test_what_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> None:
     """A8: over the quota it is refused with the numbers and what to do, and nothing was written."""
     card = Card(tmp_path, quota_bytes=5_000)
@@ -186,6 +225,30 @@ def test_what_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> Non
     with pytest.raises(NoRoom, match="--store-quota"):
         card.store.make_room(assembly.layout, assembly.missing(), ())
     assert bytes_held([tmp_path / "chunks", tmp_path / "releases"]) == 0
+
+
+def test_a_chunk_that_occurs_twice_is_here_only_when_it_is_at_both_places(tmp_path: Path) -> None:
+    """Zeros, say: one place was written when the power went, the other is a hole; it counts as missing, and a put
+    writes both. A release with such chunks took the one place for both and was refused for good."""
+    zeros, other = bytes(4096), b"x" * 100
+    chunks = tuple(Chunk(digest(data), len(data)) for data in (zeros, other, zeros))
+    file = SliceFile("weights.bin", 8292, digest(zeros + other + zeros), chunks)
+    assembly = ChunkStore(tmp_path / "chunks", tmp_path / "releases").assembly(Layout("a" * 64, (("s", file),), {}))
+    assembly.put_all([(digest(zeros), zeros), (digest(other), other)])
+    path = assembly.folder / "slices" / "s" / "weights.bin"
+    assert path.read_bytes() == zeros + other + zeros and assembly.missing() == {}
+    os.truncate(path, 5000)
+    assert assembly.missing() == {digest(zeros): 4096}
+    assert assembly.layout.bytes_of(assembly.missing()) == 8192
+
+
+def test_looking_writes_nothing(card: Card) -> None:
+    """What other releases have is taken only when it is asked for, after room was made for it."""
+    card.complete(1)
+    held = bytes_held([card.folder / "chunks", card.folder / "releases"])
+    assembly, chunks = card.assembly(2)
+    assert set(assembly.missing()) == set(chunks) and not assembly.folder.exists()
+    assert bytes_held([card.folder / "chunks", card.folder / "releases"]) == held
 
 
 def test_the_oldest_that_nobody_needs_makes_room_first(tmp_path: Path) -> None:
@@ -252,3 +315,55 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     """With an example of one."""
     with pytest.raises(UsageError, match="2GB"):
         parse_size(text)
+
+
+class PowerCut(BaseException):
+    """Nothing runs after it, and nothing tidies up."""
+
+
+def test_a_crash_at_any_step_keeps_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1: cut before each fsync, rename and link from the first chunk to the release: what was reported kept is here,
+    what is called a release opens, and the way goes on from there to the end."""
+    steps = 0
+    signed = Card(tmp_path)
+    for version in (1, 2):
+        signed.sign(version)
+    while True:
+        card = Card(tmp_path / str(steps), like=signed)
+        card.complete(1)  # `head` is shared with it
+        assembly, chunks = card.assembly(2)
+        kept: set[str] = set()
+        with monkeypatch.context() as patch:
+            left = [steps]
+            for name in ("fsync", "rename", "replace", "link"):
+                patch.setattr(os, name, _until_the_cut(getattr(os, name), left))
+            try:
+                for sha256 in taken_over(assembly):
+                    assembly.put_all([(sha256, chunks[sha256])])
+                    kept.add(sha256)
+                card.adopt(2)
+                whole = True
+            except PowerCut:
+                whole = False
+        again, _ = card.assembly(2)
+        if (card.folder / "releases" / again.layout.release).exists():
+            assert card.opened(2).slice_folder("head")
+        elif not whole:
+            missing = taken_over(again)
+            assert kept.isdisjoint(missing)
+            again.put_all([(sha256, chunks[sha256]) for sha256 in missing])
+            assert card.adopt(2).slice_folder("tail")
+        if whole:
+            break
+        steps += 1
+    assert steps > 20
+
+
+def _until_the_cut(real: Callable[..., None], left: list[int]) -> Callable[..., None]:
+    def step(*arguments: object, **more: object) -> None:
+        if not left[0]:
+            raise PowerCut
+        left[0] -= 1
+        real(*arguments, **more)
+
+    return step

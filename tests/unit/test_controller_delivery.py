@@ -104,6 +104,31 @@ def test_only_chunks_of_a_known_release_are_sent() -> None:
             check_wish(wish, chunks_of)
 
 
+@given(st.sets(st.integers(0, 8 * LIMITS.bitmap_bytes - 1), min_size=1, max_size=LIMITS.window_chunks))
+def test_a_request_names_exactly_the_chunks_asked_for(places: set[int]) -> None:
+    """Any few places of any list, through the wire and back; always within what a request may have."""
+    raw = messages.encode(messages.FetchChunks.of(A, places))
+    assert len(raw) <= LIMITS.request_bytes
+    assert messages.decode(raw, messages.FetchChunks, LIMITS.request_bytes).places == sorted(places)
+
+
+def test_requests_are_small() -> None:
+    """Sixteen neighbours cost two bytes beyond the release's name; gaps all over a slice of 2 GiB two kilobytes."""
+    neighbours = messages.encode(messages.FetchChunks.of(A, range(5_000, 5_016)))
+    gaps = messages.encode(messages.FetchChunks.of(A, range(0, 2**31 // LIMITS.chunk_bytes, 64)))
+    assert len(neighbours) < 120 and len(gaps) < 2_200
+
+
+@given(st.binary(max_size=LIMITS.request_bytes))
+def test_no_bytes_of_a_request_name_more_than_a_window(raw: bytes) -> None:
+    """Whatever is decoded as a request names few places, or is malformed."""
+    try:
+        wish = messages.decode(raw, messages.FetchChunks, LIMITS.request_bytes)
+        assert 0 < len(wish.places) <= LIMITS.window_chunks
+    except MalformedMessage:
+        pass
+
+
 class Channel:
     """Takes what is published; can be cut."""
 

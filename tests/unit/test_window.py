@@ -114,6 +114,38 @@ def test_a_cap_is_kept() -> None:
     assert window.come / took_s >= 0.8e6
 
 
+@pytest.mark.parametrize("cap_mbit", [0.1, 1, 2, 4, 8, 20, 100])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_ten_seconds_hold_more_than_the_cap(cap_mbit: float, seed: int) -> None:
+    """B12: over any ten seconds at most 5 % more is asked for than the cap allows, or one chunk; stalls, losses and
+    late looks at the clock change nothing, and a link that can is filled to nine tenths of the cap."""
+    cap, source = cap_mbit * 125_000, random.Random(seed)
+    window = Window(release(max(8, int(60 * cap / SIZE))), 0.0, cap_bytes_per_s=cap)
+    asked: list[tuple[float, int]] = []
+    flying: list[tuple[float, str]] = []
+    now, stalled_until = 0.0, 0.0
+    while not window.done and not window.trouble(now):
+        while batch := window.ask(now):
+            asked += [(now, SIZE)] * len(batch)
+            for chunk in batch:
+                if source.random() > 0.02:
+                    heapq.heappush(flying, (max(now + source.uniform(0.01, 0.4), stalled_until), chunk))
+        if source.random() < 0.005:
+            stalled_until = now + source.uniform(0.0, 3.0)
+        look = max(window.next_look(now), now + 1e-6) + source.choice([0.0, 0.0, source.uniform(0.0, 0.05)])
+        now = min([look, *(max(due, now) for due, _ in flying[:1])])
+        while flying and flying[0][0] <= now:
+            window.arrived(heapq.heappop(flying)[1], now)
+    assert window.done
+    most = max(10 * cap * 1.05, 10 * cap + SIZE)
+    for begin in range(len(asked)):
+        end = begin
+        while end < len(asked) and asked[end][0] < asked[begin][0] + 10:
+            end += 1
+        assert sum(size for _, size in asked[begin:end]) <= most
+    print(f"seed {seed}: {window.come / now / cap:.2f} of the cap")
+
+
 def test_who_hears_a_stream_of_others_asks_nothing() -> None:
     """Until a while after it has ended; then only for the gaps."""
     window = Window(release(10), 0.0)

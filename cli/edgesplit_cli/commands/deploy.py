@@ -35,6 +35,7 @@ from edgesplit_cli.show import console, json_option, print_json, table
     help="Where to; may be given several times.",
 )
 @limit_options
+@click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
 @click.option(
     "--encrypt",
     is_flag=True,
@@ -68,6 +69,7 @@ def deploy(
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
+    now: bool,
     encrypt: bool,
     recut: bool,
     wait_s: float,
@@ -84,6 +86,7 @@ def deploy(
         "to": list(targets),
         "limits": limits_of(**limits),
         "objective": objective,
+        "now": now,
         "encrypt": encrypt,
         "recut": recut,
     }
