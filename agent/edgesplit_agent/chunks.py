@@ -184,7 +184,7 @@ class Assembly:
             source, target = there.get((file.sha256, file.bytes)), self.folder / "slices" / name / file.name
             if source is None or not any(_wrong_chunks(target, file)) or _digest(source) != file.sha256:
                 continue
-            link = target.with_name(f".{target.name}.link")
+            link = target.with_name(f".{target.name}.part")
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 link.unlink(missing_ok=True)
@@ -193,6 +193,7 @@ class Assembly:
                 sync_folder(target.parent)
                 linked = True
             except OSError as error:  # FAT knows no links, and then the chunks are copied
+                link.unlink(missing_ok=True)
                 log.debug("cannot link %s: %s", source, error)
         if linked:
             _sync_upwards(self.folder / "slices")

@@ -195,9 +195,9 @@ class Work:
         statement = self._trust.statement(raw, self._identity.device, install=True)
         was_safe = self._current.safe is not None
         self._commit(activation.obeying(self._current, raw, statement.counter))
+        self._wants(statement)
         if was_safe and self._current.safe is None:
             log.warning("safe mode ends: the controller has said something new")
-        self._wants(statement)
         return statement
 
     def fetch_manifest(self, release: str) -> None:

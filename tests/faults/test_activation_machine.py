@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edgesplit.release import Statement, Wanted
 from edgesplit.releases import open_release
-from edgesplit_agent.updates import Retire
+from edgesplit_agent.updates import Retire, next_step
 from power_world import DAY, MODEL, NOW, Died, Machine, Source, Tiny, imaginary_disks
 
 EXAMPLES = int(os.environ.get("EDGESPLIT_ACTIVATION_EXAMPLES", "25"))
@@ -208,7 +208,10 @@ class Activation(RuleBasedStateMachine):
         if committed:
             opened = open_release(self.machine.folder.releases, committed, self.source.root)
             assert opened.has_slices({"a", "b"}), "the committed release is not whole"
-            assert self.machine.running or standing.safe_mode or self.retired, "what is whole and healthy does not run"
+            busy = next_step(*self.machine.updater.snapshot, self.machine.time) is not None  # safe mode has just ended
+            assert self.machine.running or standing.safe_mode or self.retired or busy, (
+                "what is whole and healthy does not run"
+            )
         if self.committed and not committed:
             assert self.retired, "nothing healthy is left, and nobody asked for that"
         self.committed, self.retired = committed, False
