@@ -1,7 +1,7 @@
 """Plans under limits against trying every assignment, on random graphs: zero mismatches.
 
 `EDGESPLIT_INSTANCES` says how many (500 here, 10,000 in `make soak`), `EDGESPLIT_SEED` from which seed; a failure names
-the seed that makes it alone. A fresh seed is printed each run.
+the seed that makes it alone. The seed is printed in each run.
 """
 
 from __future__ import annotations
