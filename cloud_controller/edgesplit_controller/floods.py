@@ -1,7 +1,7 @@
 """Who sends more than any correct agent does: a purse of units for each device, filled at a steady rate.
 
 A device that empties its purse floods. It stays so until the purse is half full again, and is told of anew every
-`RETELL_S` while it goes on. The rates are far above what an agent does that fetches at 140 MB/s (decision 17), and the
+`RETELL_S` while it goes on. The rates are far above what an agent does that fetches at 140 MB/s (decision 18), and the
 purse pays for a burst: only a sustained flood is one. No threads, no clock of its own.
 """
 
