@@ -54,11 +54,13 @@ class Revoked:
         self._seen = mark
         try:
             listed = x509.load_pem_x509_crl(raw)
-        except ValueError as error:
+            ours = listed.is_signature_valid(self._authority)
+            serials = frozenset(entry.serial_number for entry in listed)
+        except Exception as error:  # OpenSSL's binding has many ways to dislike bytes, and not all are a ValueError
             raise TrustError(f"{self._path} is no revocation list: {error}") from error
-        if not listed.is_signature_valid(self._authority):
+        if not ours:
             raise TrustError(f"{self._path} is not a revocation list of our authority")
-        return frozenset(entry.serial_number for entry in listed)
+        return serials
 
 
 def _authority(ca_file: Path) -> Ed25519PublicKey:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgesplit import messages
 from edgesplit.limits import LIMITS
-from edgesplit_cli.commands.devices import device as device_commands
+from edgesplit_cli.main import cli
 from edgesplit_controller.broker import _CLIENT
 from edgesplit_controller.delivery import WAITING_CHUNKS_PER_DEVICE, ChunkQueue, Delivery, Sources
 from edgesplit_controller.devices import HOLD_S, LONGEST_HOLD_S, hold_s
@@ -201,7 +201,7 @@ def test_who_floods_again_is_held_off_longer(times: int, seconds: float) -> None
     assert hold_s(times) == seconds
 
 
-def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Escape sequences and markup in a hostile device's words are printed as letters."""
     evil = "\x1b]0;owned\x07[red]\x9b31m[/nonsense]"
     told = {
@@ -222,8 +222,8 @@ def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.M
 
     monkeypatch.setattr("edgesplit_cli.commands.devices.Api", Fake)
     for words in (["show", "bad"], ["list"]):
-        shown = CliRunner().invoke(device_commands, words, obj=tmp_path, catch_exceptions=False).output
+        shown = CliRunner().invoke(cli, ["device", *words], catch_exceptions=False).output
         assert "\x1b]" not in shown and "\x07" not in shown and "\x9b" not in shown
         assert "[/nonsense]" in shown.replace("\n", "") or words == ["list"]
-    shown = CliRunner().invoke(device_commands, ["show", "bad"], obj=tmp_path).output
+    shown = CliRunner().invoke(cli, ["device", "show", "bad"]).output
     assert "it flooded the broker (3 times" in shown and "edgectl device revoke bad" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import subprocess
@@ -10,14 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from edgesplit import lifetime
-from edgesplit.errors import UsageError
+from edgesplit.errors import TrustError, UsageError
 from edgesplit.inputs import parse_input_spec, prepare
 from edgesplit.trust import TrustStore
 from edgesplit_agent import folder as agent_folder
 from edgesplit_agent.folder import DataFolder
+from edgesplit_controller.ca import Authority
 from edgesplit_controller.repository import Repository
+from edgesplit_offload.revoked import Revoked
 
 
 def test_a_restored_backup_is_believed_after_the_next_start(tmp_path: Path) -> None:
@@ -99,3 +104,14 @@ wait_until(stop)
 def test_a_stop_signal_that_another_thread_received_was_lost() -> None:
     """The main thread slept on, and a controller that was told to stop ran for ever."""
     subprocess.run([sys.executable, "-c", SIGNALLED_ASIDE], timeout=60, check=True)
+
+
+def test_a_revocation_list_of_a_version_that_is_none_ended_the_offload_server(tmp_path: Path) -> None:
+    """The binding's own exception came out, which nobody up there knew."""
+    authority = Authority(tmp_path / "keys")
+    good = x509.load_pem_x509_crl(authority.revocation_list([7])).public_bytes(Encoding.DER)
+    assert good.count(b"\x02\x01\x01\x30") == 1
+    spoilt = base64.encodebytes(good.replace(b"\x02\x01\x01\x30", b"\x02\x01\x09\x30"))
+    (tmp_path / "list.pem").write_bytes(b"-----BEGIN X509 CRL-----\n" + spoilt + b"-----END X509 CRL-----\n")
+    with pytest.raises(TrustError, match="is no revocation list"):
+        Revoked(tmp_path / "list.pem", authority.certificate_file)
