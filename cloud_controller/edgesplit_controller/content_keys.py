@@ -10,7 +10,6 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,7 @@ from cryptography import x509
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.release import Chunk, Golden, Manifest, Sealed, Slice, device_slices, remote_slices
+from edgesplit.release import Chunk, Golden, Manifest, Sealed, device_slices, remote_slices
 from edgesplit.sealed import KEY_BYTES, ContentKey, is_key_of, needed_keys, seal_golden, seal_slice
 from edgesplit.wrapping import check_introduction, wrap
 from edgesplit_controller.database import Device
@@ -46,7 +45,7 @@ class ContentKeys:
 
     def seal_slices(self, manifest: Manifest, contents: Sequence[CutSlice]) -> tuple[Manifest, list[CutSlice]]:
         """The release with these slices of it encrypted, and what is to be kept of them."""
-        sealed = [_in_chunks(*seal_slice(one.slice, one.files, self._secret)) for one in contents]
+        sealed = [CutSlice(*seal_slice(one.slice, one.runs, self._secret)) for one in contents]
         by_name = {one.slice.name: one.slice for one in sealed}
         slices = tuple(by_name.get(one.name, one) for one in manifest.slices)
         compiled = tuple(
@@ -76,16 +75,6 @@ class ContentKeys:
         check_can_decrypt([device])
         keys = self.keys_for(manifest, needed_keys(manifest, device_slices(plan, manifest)))
         return wrap(keys, device.encryption_key, device.name, release)
-
-
-def _in_chunks(sealed: Slice, files: Mapping[str, bytes]) -> CutSlice:
-    """The slice with its files' bytes as its chunks."""
-    runs: dict[str, list[bytes]] = {
-        file.name: [files[file.name][at - chunk.bytes : at] for chunk, at in zip(file.chunks, ends, strict=True)]
-        for file in sealed.files
-        for ends in [list(accumulate(chunk.bytes for chunk in file.chunks))]
-    }
-    return CutSlice(sealed, runs)
 
 
 def load_or_make_content_keys(path: Path) -> ContentKeys:

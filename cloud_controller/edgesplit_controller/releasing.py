@@ -48,7 +48,7 @@ from edgesplit_controller.registry import LoadedModel, Registry
 from edgesplit_controller.repository import RELEASE_KEY_ELSEWHERE
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, chunk_bytes, cut_slices
+from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_slices
 
 REMEMBERED = 8
 """Releases whose manifest is kept in memory."""
@@ -296,7 +296,7 @@ class Releasing:
         if len(raw) > LIMITS.manifest_bytes:
             raise ModelRefused(f"{model.ref}: its manifest has {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
         decode_manifest(raw)
-        self._blobs.put_all(chunk_bytes(cut).values())
+        self._blobs.put_all(chunk for one in cut for runs in one.runs.values() for chunk in runs)
         self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
         return self._blobs.put(raw)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, overload
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -89,7 +89,7 @@ class _Box:
         self._cipher = ChaCha20Poly1305(_derived(key, b"edgesplit chunk key 1"))
         self._digest_key = _derived(key, b"edgesplit plain digest 1")
 
-    def seal(self, data: bytes, file: str, place: tuple[int, int, int]) -> bytes:
+    def seal(self, data: bytes | memoryview, file: str, place: tuple[int, int, int]) -> bytes:
         """The chunk, encrypted. `place`: number of the file, of the chunk in it, and how many chunks it has."""
         return self._cipher.encrypt(_nonce(place), data, self._about(file, place))
 
@@ -129,24 +129,52 @@ def slice_key(plain: Slice, controller_secret: bytes) -> ContentKey:
     )
 
 
-def seal_slice(plain: Slice, files: Mapping[str, bytes], controller_secret: bytes) -> tuple[Slice, dict[str, bytes]]:
-    """The slice encrypted, and its files' bytes; one without files has nothing to hide and stays as it is."""
+class _SealedRuns(Sequence[bytes]):
+    """A file's chunks, each encrypted when it is asked for: the same every time, so that none needs to be kept."""
+
+    def __init__(self, box: _Box, number: int, name: str, plain: Sequence[bytes | memoryview]) -> None:
+        self._box, self._number, self._name, self._plain = box, number, name, plain
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[bytes]: ...
+
+    def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
+        if isinstance(place, slice):
+            return [self[at] for at in range(*place.indices(len(self)))]
+        run = self._plain[place]  # IndexError ends an iteration
+        at = place % len(self)
+        return self._box.seal(run, self._name, (self._number, at, len(self)))
+
+
+def seal_slice(
+    plain: Slice, runs: Mapping[str, Sequence[bytes | memoryview]], controller_secret: bytes
+) -> tuple[Slice, Mapping[str, Sequence[bytes]]]:
+    """The slice encrypted, and its files as chunks in order; one without files has nothing to hide and stays as it is.
+
+    `runs`: the files in clear, as their chunks. They are read once here, and again whenever a chunk is asked for.
+    """
     if not plain.files:
-        return plain, dict(files)
+        return plain, {}
     key = slice_key(plain, controller_secret)
     box = _Box(plain.name, key.secret)
-    listed, contents = [], {}
+    listed, contents = [], dict[str, Sequence[bytes]]()
     for number, file in enumerate(plain.files):
-        runs, at, digest = [], 0, box.digest()
-        for place, chunk in enumerate(file.chunks):
-            run = files[file.name][at : at + chunk.bytes]
+        digest, whole, size, chunks = box.digest(), hashlib.sha256(), 0, list[Chunk]()
+        for run in runs[file.name]:
             digest.update(run)
-            runs.append(box.seal(run, file.name, (number, place, len(file.chunks))))
-            at += chunk.bytes
-        contents[str(file.name)] = whole = b"".join(runs)
-        chunks = tuple(Chunk(hashlib.sha256(run).hexdigest(), len(run)) for run in runs)
+        contents[file.name] = sealed = _SealedRuns(box, number, file.name, runs[file.name])
+        for run in sealed:
+            whole.update(run)
+            size += len(run)
+            chunks.append(Chunk(hashlib.sha256(run).hexdigest(), len(run)))
         plain_file = Plain(file.bytes, digest.hexdigest())
-        listed.append(SliceFile(file.name, len(whole), hashlib.sha256(whole).hexdigest(), chunks, plain_file))
+        listed.append(SliceFile(file.name, size, whole.hexdigest(), tuple(chunks), plain_file))
     return msgspec.structs.replace(plain, files=tuple(listed), sealed=key.sealed), contents
 
 

@@ -38,9 +38,9 @@ class Encrypted(Made):
         plain = release.decode_manifest(self.raw)
         slices, chunks = [], {}
         for one in plain.slices:
-            sealed, files = seal_slice(one, {"graph.onnx": self.chunks[one.files[0].sha256]}, SECRET)
+            sealed, files = seal_slice(one, {"graph.onnx": [self.chunks[one.files[0].sha256]]}, SECRET)
             slices.append(sealed)
-            chunks.update({chunk(data).sha256: data for data in files.values()})
+            chunks.update({chunk(data).sha256: data for runs in files.values() for data in runs})
         pair = plain.golden[0]
         seal, bodies = seal_golden([self.chunks[pair.request.sha256], self.chunks[pair.response.sha256]], SECRET)
         chunks.update({chunk(body).sha256: body for body in bodies})

@@ -485,8 +485,8 @@ def test_a_slice_that_is_added_later_is_looked_into_too(signed: RecutWorld, tmp_
 
 def sealed(one: Made) -> Made:
     """The same with every slice encrypted."""
-    closed = [seal_slice(cut.slice, cut.files, b"s" * 32) for cut in one.cut]
-    cut = tuple(CutSlice(slice_, {name: [raw] for name, raw in files.items()}) for slice_, files in closed)
+    closed = [seal_slice(cut.slice, cut.runs, b"s" * 32) for cut in one.cut]
+    cut = tuple(CutSlice(*sealed) for sealed in closed)
     return replace(one, cut=cut).with_(slices=tuple(slice_ for slice_, _ in closed))
 
 

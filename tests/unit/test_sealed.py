@@ -61,8 +61,10 @@ from trust_world import World, chunk_of, sample_release, slice_of
 SECRET, OTHER_SECRET = b"s" * 32, b"t" * 32
 GRAPH, WEIGHTS = b"the graph", [b"w" * 1000, b"v" * 500, b"u" * 70]
 PLAIN = slice_of("head", {"graph.onnx": [GRAPH], "weights.bin": WEIGHTS})
-FILES = {"graph.onnx": GRAPH, "weights.bin": b"".join(WEIGHTS)}
-SLICE, CIPHERTEXT = seal_slice(PLAIN, FILES, SECRET)
+RUNS = {"graph.onnx": [GRAPH], "weights.bin": WEIGHTS}
+FILES = {name: b"".join(runs) for name, runs in RUNS.items()}
+SLICE, SEALED_RUNS = seal_slice(PLAIN, RUNS, SECRET)
+CIPHERTEXT = {name: b"".join(runs) for name, runs in SEALED_RUNS.items()}
 KEY = slice_key(PLAIN, SECRET)
 KEYS = {KEY.key_id: KEY.secret}
 DEVICE, RELEASE = "cam-1", "ab" * 32
@@ -84,13 +86,15 @@ def test_what_was_sealed_opens_again() -> None:
 
 def test_the_same_slice_is_the_same_ciphertext_again() -> None:
     """A second deployment resends nothing; another controller, another byte or another name share nothing."""
-    assert seal_slice(PLAIN, FILES, SECRET) == (SLICE, CIPHERTEXT)
+    again, runs = seal_slice(PLAIN, RUNS, SECRET)
+    assert again == SLICE and {name: b"".join(one) for name, one in runs.items()} == CIPHERTEXT
+    assert SEALED_RUNS["weights.bin"][-1] == SEALED_RUNS["weights.bin"][2]
     chunks = {chunk.sha256 for file in SLICE.files for chunk in file.chunks}
     changed = slice_of("head", {"graph.onnx": [GRAPH], "weights.bin": [*WEIGHTS[:2], b"U" * 70]})
     others = [
-        seal_slice(PLAIN, FILES, OTHER_SECRET),
-        seal_slice(changed, {**FILES, "weights.bin": b"".join(WEIGHTS[:2]) + b"U" * 70}, SECRET),
-        seal_slice(msgspec.structs.replace(PLAIN, name="tail"), FILES, SECRET),
+        seal_slice(PLAIN, RUNS, OTHER_SECRET),
+        seal_slice(changed, {**RUNS, "weights.bin": [*WEIGHTS[:2], b"U" * 70]}, SECRET),
+        seal_slice(msgspec.structs.replace(PLAIN, name="tail"), RUNS, SECRET),
     ]
     for other, _ in others:
         assert other.sealed is not None and other.sealed.key_id != KEY.key_id
@@ -100,7 +104,7 @@ def test_the_same_slice_is_the_same_ciphertext_again() -> None:
 def test_equal_chunks_of_a_slice_are_unequal_ciphertext() -> None:
     """Each chunk has a nonce of its own: two layers of zeros do not show as two equal chunks."""
     twin = slice_of("zeros", {"weights.bin": [bytes(640)] * 4, "graph.onnx": [bytes(640)]})
-    sealed, _ = seal_slice(twin, {"weights.bin": bytes(640 * 4), "graph.onnx": bytes(640)}, SECRET)
+    sealed, _ = seal_slice(twin, {"weights.bin": [bytes(640)] * 4, "graph.onnx": [bytes(640)]}, SECRET)
     assert len({chunk.sha256 for file in sealed.files for chunk in file.chunks}) == 5
 
 
@@ -139,8 +143,8 @@ def runs_of(slice_: Slice, files: dict[str, bytes]) -> dict[str, list[bytes]]:
 
 def swapped_slices() -> dict[str, list[bytes]]:
     """The graph of another slice under the same secret."""
-    other = seal_slice(msgspec.structs.replace(PLAIN, name="tail"), FILES, SECRET)
-    return {**runs_of(SLICE, CIPHERTEXT), "graph.onnx": runs_of(*other)["graph.onnx"]}
+    _, other = seal_slice(msgspec.structs.replace(PLAIN, name="tail"), RUNS, SECRET)
+    return {**runs_of(SLICE, CIPHERTEXT), "graph.onnx": list(other["graph.onnx"])}
 
 
 GOOD = runs_of(SLICE, CIPHERTEXT)
@@ -227,12 +231,12 @@ def sealed_release() -> tuple[bytes, dict[str, bytes], dict[str, bytes]]:
     raw, chunks = sample_release()
     manifest, keys, stored, slices = decode_manifest(raw), {}, {}, []
     for one in manifest.slices:
-        files = {file.name: b"".join(chunks[chunk.sha256] for chunk in file.chunks) for file in one.files}
-        sealed, contents = seal_slice(one, files, SECRET)
+        runs = {file.name: [chunks[chunk.sha256] for chunk in file.chunks] for file in one.files}
+        sealed, contents = seal_slice(one, runs, SECRET)
         key = slice_key(one, SECRET)
         keys[key.key_id] = key.secret
         slices.append(sealed)
-        stored.update({chunk_of(run).sha256: run for runs in runs_of(sealed, contents).values() for run in runs})
+        stored.update({chunk_of(run).sha256: run for closed in contents.values() for run in closed})
     return encode_manifest(msgspec.structs.replace(manifest, slices=tuple(slices))), stored, keys
 
 
@@ -283,9 +287,9 @@ def test_an_offload_server_opens_with_good_keys_and_only_with_those(tmp_path: Pa
 
 def test_a_slice_of_another_release_does_not_open(tmp_path: Path) -> None:
     """The same layers in a later version of the model have another key: bytes of one are nothing to the other."""
-    other, files = seal_slice(
-        slice_of("tail", {"graph.onnx": [b"tail graph 2"]}), {"graph.onnx": b"tail graph 2"}, SECRET
-    )
+    runs = {"graph.onnx": [b"tail graph 2"]}
+    other, closed = seal_slice(slice_of("tail", runs), runs, SECRET)
+    files = {name: b"".join(one) for name, one in closed.items()}
     raw, _, keys = sealed_release()
     tail = decode_manifest(raw).slice("tail")
     assert isinstance(Release(decode_manifest(raw), release_digest(raw), tmp_path), Release)
@@ -337,7 +341,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(twist: str) -> None:
 def test_chunks_may_be_a_tag_larger_where_they_are_encrypted() -> None:
     """The largest chunk in clear is still one chunk when it is encrypted, and no larger one is allowed."""
     run = b"z" * LIMITS.chunk_bytes
-    sealed, _ = seal_slice(slice_of("head", {"graph.onnx": [run]}), {"graph.onnx": run}, SECRET)
+    sealed, _ = seal_slice(slice_of("head", {"graph.onnx": [run]}), {"graph.onnx": [run]}, SECRET)
     manifest = decode_manifest(sealed_release()[0])
 
     def decoded(one: Slice) -> Manifest:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from edgesplit.errors import ModelRefused
-from edgesplit.release import Slice, TensorSpec
+from edgesplit.release import Slice, SliceFile, TensorSpec
 from edgesplit.runtime import Tensor, tflite
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.load import load_slice
@@ -35,9 +35,16 @@ SECRET = b"s" * 32
 
 def in_memory(plain: Slice, files: dict[str, bytes]) -> tuple[Slice, SliceInMemory]:
     """The slice, sealed and opened again."""
-    sealed, contents = seal_slice(plain, files, SECRET)
+    clear = {file.name: in_chunks(files[file.name], file) for file in plain.files}
+    sealed, contents = seal_slice(plain, clear, SECRET)
     key = slice_key(plain, SECRET)
-    return sealed, open_slice(sealed, lambda file: io.BytesIO(contents[file.name]), {key.key_id: key.secret})
+    opened = open_slice(sealed, lambda file: io.BytesIO(b"".join(contents[file.name])), {key.key_id: key.secret})
+    return sealed, opened
+
+
+def in_chunks(raw: bytes, file: SliceFile) -> list[bytes]:
+    source = io.BytesIO(raw)
+    return [source.read(chunk.bytes) for chunk in file.chunks]
 
 
 @pytest.mark.parametrize("optimise", ["exact", "fast"])
