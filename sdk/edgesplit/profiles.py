@@ -227,10 +227,16 @@ def _json(text: str) -> Any:
         return None
 
 
+_MOST_NESTS = 1_000
+"""Lists and tables in one profile: PyYAML takes milliseconds for each."""
+
+
 def _yaml(text: str) -> Any:
     """What the text spells as YAML, plain values only. No aliases: a few of them can stand for any amount of memory."""
     import yaml
 
+    if sum(text.count(opening) for opening in ("[", "{", "- ", "? ")) > _MOST_NESTS:
+        raise yaml.YAMLError(f"more than {_MOST_NESTS} lists and tables: a profile has a few dozen")
     for token in yaml.scan(text) if "*" in text else ():
         if isinstance(token, yaml.AliasToken):
             raise yaml.YAMLError(f"aliases (*{token.value}) are not taken: write the value again")
