@@ -12,6 +12,7 @@ import msgspec
 import onnx
 from tuf.api.metadata import TargetFile
 
+from cut_chunks import chunk_bytes
 from edgesplit import release
 from edgesplit.anatomy import anatomy_file, encode_anatomy
 from edgesplit.plan import Link, Plan, Row
@@ -20,7 +21,7 @@ from edgesplit.trust import recut_path
 from edgesplit_controller.repository import Repository
 from edgesplit_partitioner.chunks import plain_runs, slice_file
 from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, chunk_bytes, cut_slices
+from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_slices
 from trust_world import World
 from unit import onnx_models as tiny
 

@@ -24,6 +24,7 @@ from edgesplit.durable import make_folders, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage
 from edgesplit.names import SHA256
 from edgesplit.release import Manifest, SliceFile, decode_manifest
+from edgesplit.releases import remove_release, remove_remains
 from edgesplit_agent.room import PAPERS_BYTES, Disk, NoRoom, Stored, default_quota, drop_next
 
 log = logging.getLogger(__name__)
@@ -116,18 +117,11 @@ class ChunkStore:
             if path.name not in loose:
                 path.unlink(missing_ok=True)
         for folder in (self._releases, self._folder):
-            for grave in folder.glob(".*.removed"):
-                shutil.rmtree(grave, ignore_errors=True)
+            remove_remains(folder)
 
     def _remove(self, release: str) -> None:
-        """By one rename each, so that no half of it is ever taken for the whole."""
         for folder in (self._releases, self._folder):
-            grave = folder / f".{release}.removed"
-            shutil.rmtree(grave, ignore_errors=True)
-            if (folder / release).exists():
-                os.rename(folder / release, grave)
-                sync_folder(folder)
-                shutil.rmtree(grave)
+            remove_release(folder, release)
 
     def _stored(self) -> list[Stored]:
         found: dict[str, float] = {}

@@ -13,7 +13,7 @@ from time import time
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import EdgeError, LinkError, TrustError
@@ -26,6 +26,7 @@ from edgesplit.identity import (
     encode_document,
     enrolment_context,
     load_or_make_key,
+    private_pem,
     renewal_text,
 )
 from edgesplit_agent.enrolment import credentials, post
@@ -65,7 +66,7 @@ def renew(folder: DataFolder, identity: Identity) -> None:
     renewed = decode_document(answer, Enrolled)
     if renewed.device != identity.device:
         raise TrustError(f"the controller renewed us as {renewed.device[:63]!r}, and we are {identity.device!r}")
-    pair = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + renewed.certificate_pem.encode()
+    pair = private_pem(key) + renewed.certificate_pem.encode()
     tried = folder.identity / "renewed.trial.pem"
     write_durably(tried, pair, mode=0o600)
     try:

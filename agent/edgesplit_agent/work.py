@@ -13,7 +13,7 @@ from edgesplit.messages import ModelState
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan
 from edgesplit.release import Manifest, Statement, device_slices
-from edgesplit.releases import Release, adopt_release, open_release, remove_remains, stored_releases
+from edgesplit.releases import Release, adopt_release, open_release, stored_releases
 from edgesplit.runtime import Runtime
 from edgesplit.sealed import golden_chunks
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
@@ -214,8 +214,9 @@ class Work:
         layout = Layout.of(release, manifest, self._slices(manifest))
         assembly = self._store.assembly(layout)
         assembly.link()
-        self._store.make_room(layout, assembly.missing(), self._protected())
-        missing = assembly.copy(assembly.missing())
+        absent = assembly.missing()
+        self._store.make_room(layout, absent, self._protected())
+        missing = assembly.copy(absent)
         if not missing:
             return True
         urgent = release in self._urgent
@@ -255,7 +256,7 @@ class Work:
         try:
             active = self._load(release)
             self._answer_golden(active)
-        except Exception:
+        except Exception:  # not what ends the process: that stays counted
             self._keep(activation.tried(self._current, release), "this try stays counted")
             raise
         self._keep(activation.tried(self._current, release), "this try stays counted")
@@ -314,7 +315,6 @@ class Work:
         for model in unwanted:  # spoilt, so that it never ran, and nobody asks for it any more
             self._commit(activation.retired(self._current, model))
         kept = {*self._protected(), *(one.release for one in want.releases)}
-        remove_remains(self._folder.releases)
         self._store.forget(kept)
         self._papers = {release: paper for release, paper in self._papers.items() if release in kept}
         self._loaded = {release: active for release, active in self._loaded.items() if release in kept}

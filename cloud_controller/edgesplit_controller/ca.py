@@ -17,13 +17,13 @@ from typing import Final
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgesplit import names
 from edgesplit.durable import write_durably
 from edgesplit.errors import MalformedMessage, UsageError
-from edgesplit.identity import Credentials, load_or_make_key
+from edgesplit.identity import Credentials, load_or_make_key, private_pem
 
 AUTHORITY_LIFE: Final = timedelta(days=3650)
 LEAF_LIFE: Final = timedelta(days=365)
@@ -120,10 +120,9 @@ class Authority:
         key = Ed25519PrivateKey.generate()
         subject = names.device_name(name)
         certificate = self._leaf(subject, key.public_key(), ExtendedKeyUsageOID.CLIENT_AUTH, None, TAKEOVER_LIFE)
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         descriptor = os.memfd_create("takeover", os.MFD_CLOEXEC)
         try:
-            os.write(descriptor, pem + certificate.public_bytes(Encoding.PEM))
+            os.write(descriptor, private_pem(key) + certificate.public_bytes(Encoding.PEM))
             file = Path(f"/proc/self/fd/{descriptor}")
             return Credentials(file, file, self.certificate_file).client_context()
         finally:

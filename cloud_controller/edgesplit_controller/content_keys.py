@@ -36,22 +36,18 @@ class ContentKeys:
         self, manifest: Manifest, contents: Sequence[CutSlice], pairs: Sequence[GoldenPair]
     ) -> tuple[Manifest, list[CutSlice], list[GoldenPair]]:
         """The release with every slice and golden input encrypted, and what is to be kept of it."""
-        manifest, sealed = self.seal_slices(manifest, contents)
+        sealed = [CutSlice(*seal_slice(one.slice, one.runs, self._secret)) for one in contents]
+        by_name = {one.slice.name: one.slice for one in sealed}
         bodies = [body for pair in pairs for body in (pair.request, pair.response)]
         golden_seal, bodies = seal_golden(bodies, self._secret)
         pairs = [GoldenPair(*bodies[at : at + 2]) for at in range(0, len(bodies), 2)]
-        golden = tuple(Golden(_chunk(pair.request), _chunk(pair.response), golden_seal) for pair in pairs)
-        return msgspec.structs.replace(manifest, golden=golden), sealed, list(pairs)
-
-    def seal_slices(self, manifest: Manifest, contents: Sequence[CutSlice]) -> tuple[Manifest, list[CutSlice]]:
-        """The release with these slices of it encrypted, and what is to be kept of them."""
-        sealed = [CutSlice(*seal_slice(one.slice, one.runs, self._secret)) for one in contents]
-        by_name = {one.slice.name: one.slice for one in sealed}
-        slices = tuple(by_name.get(one.name, one) for one in manifest.slices)
-        compiled = tuple(
-            msgspec.structs.replace(one, slice=by_name.get(one.slice.name, one.slice)) for one in manifest.compiled
+        encrypted = msgspec.structs.replace(
+            manifest,
+            slices=tuple(by_name[one.name] for one in manifest.slices),
+            compiled=tuple(msgspec.structs.replace(one, slice=by_name[one.slice.name]) for one in manifest.compiled),
+            golden=tuple(Golden(_chunk(pair.request), _chunk(pair.response), golden_seal) for pair in pairs),
         )
-        return msgspec.structs.replace(manifest, slices=slices, compiled=compiled), sealed
+        return encrypted, sealed, pairs
 
     def keys_for(self, manifest: Manifest, needed: Mapping[str, Sealed]) -> dict[str, bytes]:
         """These content keys; Conflict where our secret is not the one that the release was encrypted with."""

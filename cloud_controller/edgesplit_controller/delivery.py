@@ -262,7 +262,7 @@ class Delivery:
             log.warning("device %s floods: nothing of it is taken in until it has calmed down", device)
             try:
                 self._sources.flooding(device, self.dropped[device])
-            except Exception:
+            except Exception:  # the next flood must be told of too
                 log.exception("could not stop the flood of %s", device)
 
     def forget(self, devices: Collection[str]) -> None:
@@ -300,7 +300,7 @@ class Delivery:
         """What one device says must not cost another's words."""
         try:
             self._sources.hear([said])
-        except Exception as error:
+        except Exception as error:  # a fault of ours, or of its words: the others' are kept all the same
             self.dropped[said[0]] += 1
             log.error("could not keep what %s said: %r", said[0], error)
 

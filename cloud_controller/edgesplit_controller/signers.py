@@ -104,7 +104,7 @@ def public_key(uri: str, secret: Secret = no_secret) -> Key:
         return key
     except EdgeError:
         raise
-    except Exception as error:
+    except Exception as error:  # each kind of signer fails in its own way
         raise _explained(uri, error) from error
 
 

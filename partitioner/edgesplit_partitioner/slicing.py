@@ -150,15 +150,6 @@ def _shared_weights(graph: LayerGraph) -> set[str]:
     return shared
 
 
-def chunk_bytes(slices: Iterable[CutSlice]) -> dict[str, Bytes]:
-    """Every chunk of the slices by its SHA-256, each once; views where the weights are mapped."""
-    found: dict[str, Bytes] = {}
-    for cut in slices:
-        for file in cut.slice.files:
-            found.update(zip((chunk.sha256 for chunk in file.chunks), cut.runs[file.name], strict=True))
-    return found
-
-
 def as_release_plan(table: Plan, slices: Sequence[CutSlice], slice_seconds: Mapping[str, float]) -> Plan:
     """The table as devices read it: rows of slices in place of layers. `slice_seconds` are the device's, by slice."""
     rows = tuple(_release_row(row, [one.slice for one in slices]) for row in table.rows)

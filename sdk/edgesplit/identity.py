@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from edgesplit import names
@@ -160,7 +161,7 @@ def _make_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def private_pem(key: Ed25519PrivateKey) -> bytes:
+def private_pem(key: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
     """The key as PKCS#8 PEM, not encrypted: its file's mode is what guards it."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

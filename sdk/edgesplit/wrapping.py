@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.identity import private_pem
 from edgesplit.limits import LIMITS
 from edgesplit.release import Sealed
 from edgesplit.sealed import KEY_BYTES, Keys, is_key_of
@@ -106,9 +107,8 @@ def load_or_make_encryption_key(path: Path) -> X25519PrivateKey:
     if path.exists():
         return load_encryption_key(path)
     key = X25519PrivateKey.generate()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     try:
-        write_durably(path, pem, mode=0o600)
+        write_durably(path, private_pem(key), mode=0o600)
     except OSError as error:
         raise UsageError(f"cannot write the encryption key {path}: {error.strerror}") from error
     return key

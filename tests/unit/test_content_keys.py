@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from cut_chunks import chunk_bytes
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
 from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
@@ -23,7 +24,7 @@ from edgesplit_controller.devices import ClaimWish, Devices
 from edgesplit_controller.director import Director
 from edgesplit_controller.golden import GoldenPair
 from edgesplit_controller.refusals import Conflict, Forbidden
-from edgesplit_partitioner.slicing import CutSlice, chunk_bytes
+from edgesplit_partitioner.slicing import CutSlice
 from trust_world import sample_release
 
 KEYS = ContentKeys(b"s" * 32)

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
+from cut_chunks import chunk_bytes
 from edgesplit.errors import UsageError
 from edgesplit.inputs import FRAME, INPUT_LAYER, parse_input_spec, prepare
 from edgesplit.limits import LIMITS
@@ -20,7 +21,7 @@ from edgesplit.plan import Link, Plan, Row
 from edgesplit.release import decode_manifest, encode_manifest
 from edgesplit_partitioner.chunks import Piece, weight_runs
 from edgesplit_partitioner.onnx_model import prepare_model, with_input_layer
-from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, chunk_bytes, cut_slices
+from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_slices
 from unit import onnx_models as tiny
 
 SEED = 7

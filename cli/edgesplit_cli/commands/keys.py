@@ -107,7 +107,6 @@ def init(
         CONTROLLER,
         carry_out,
         chosen_keys,
-        keep_root,
         lies_here,
         made_keys,
         release_key_of,
@@ -142,13 +141,8 @@ def init(
     )
     uris = [*(uri for uri, _ in root if uri), *([release[0]] if release else [])]
     done = carry_out(api, change, uris)
-    if folder is not None and done["done"]:
-        keep_root(folder, done["root"])
-    if as_json:
-        print_json(_outcome(done, folder))
-        return
-    _tell(done)
-    if done["done"] and folder is not None:
+    _finish(done, folder, as_json)
+    if done["done"] and folder is not None and not as_json:
         click.echo(
             f"the keys are in {folder}: keep each root key in another place, offline; {least} of {len(root)} must sign"
         )
@@ -182,7 +176,7 @@ def rotate(
     protect: bool,
     as_json: bool,
 ) -> None:
-    """Give roles new keys: root, targets (the release key), snapshot, timestamp, director.
+    """Give roles new keys: root, targets (the release key), snapshot, timestamp, director, planner.
 
     The controller makes the online ones. For the root name all keys of the next one: those that stay by --root-key, new
     ones by --root-keys N --folder DIR. Keys that are not at hand sign later, by `edgectl keys sign`.
@@ -192,7 +186,6 @@ def rotate(
         NEW,
         carry_out,
         chosen_keys,
-        keep_root,
         lies_here,
         made_keys,
         release_key_of,
@@ -225,12 +218,7 @@ def rotate(
     )
     uris = [*sign_with, *(uri for uri, _ in root if uri), *([release[0]] if release else [])]
     done = carry_out(api, change, list(dict.fromkeys(map(signer_uri, uris))))
-    if folder is not None and done["done"]:
-        keep_root(folder, done["root"])
-    if as_json:
-        print_json(_outcome(done, folder))
-        return
-    _tell(done)
+    _finish(done, folder, as_json)
 
 
 @keys.command("sign")
@@ -251,10 +239,7 @@ def sign_waiting(data: Path, sign_with: tuple[str, ...], yes: bool, as_json: boo
     if not yes:
         click.confirm("Sign this change of the keys?", abort=True, err=True)
     done = api.post("/v1/keys/signatures", signatures_for(waiting, None, sign_with))
-    if as_json:
-        print_json(_outcome(done, None))
-        return
-    _tell(done)
+    _finish(done, None, as_json)
 
 
 @keys.command()
@@ -294,6 +279,18 @@ def renew(data: Path, role: str, sign_with: tuple[str, ...], as_json: bool) -> N
         return
     if done["done"]:
         click.echo(f"{role}: renewed")
+    else:
+        _tell(done)
+
+
+def _finish(done: dict[str, Any], folder: Path | None, as_json: bool) -> None:
+    """Keep the root that counts now beside the operator's keys, and tell what has come of the change."""
+    from edgesplit_cli.operator_keys import keep_root
+
+    if folder is not None and done["done"]:
+        keep_root(folder, done["root"])
+    if as_json:
+        print_json(_outcome(done, folder))
     else:
         _tell(done)
 
