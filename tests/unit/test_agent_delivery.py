@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -23,7 +22,8 @@ def digest(data: bytes) -> str:
 
 
 class FakeWire:
-    """Hands each published fetch to the test's controller, on a thread as the network would."""
+    """Hands each published fetch to the test's controller, which answers at once: what happens, and in which order,
+    hangs on nobody's scheduling."""
 
     def __init__(self, answer: Callable[[messages.Message, bytes | None], None]) -> None:
         self.answer = answer
@@ -37,7 +37,7 @@ class FakeWire:
         assert topic == "edgesplit/v1/cam/fetch"
         wish = messages.decode(payload, messages.FetchMetadata | messages.FetchChunks)  # type: ignore[arg-type]
         self.asked.append(wish)
-        threading.Thread(target=self.answer, args=(wish, correlation), daemon=True).start()
+        self.answer(wish, correlation)
         return True
 
     def subscribe(self, topics: Sequence[str], qos: int = 1) -> None:
