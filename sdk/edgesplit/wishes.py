@@ -42,8 +42,8 @@ class Wishes:
             raise UsageError(f"{DROP}: {str(self.drop)[:80]!r} is none of {', '.join(get_args(Drop))}")
         if self.hedge is not None and self.hedge not in get_args(Hedge):
             raise UsageError(f"{HEDGE}: {str(self.hedge)[:80]!r} is none of {', '.join(get_args(Hedge))}")
-        if self.queue is not None and not 0 <= self.queue <= LONGEST_QUEUE:
-            raise UsageError(f"{QUEUE}: {self.queue} is no number of frames that may wait")
+        if self.queue is not None and not 1 <= self.queue <= LONGEST_QUEUE:
+            raise UsageError(f"{QUEUE}: {self.queue} is no number of frames that may wait, 1 or more")
         if self.queue is not None and self.drop == "none":
             raise UsageError(f"{QUEUE} needs {DROP}: `oldest` or `newest` says which frame gives way")
         if not 0 <= self.stale_ok_s <= LONGEST_AGE_S:

@@ -14,7 +14,7 @@ from edgesplit.wishes import Wishes, from_parameters, to_parameters
     [
         Wishes(),
         Wishes(stream="camera 1", drop="oldest", queue=2),
-        Wishes(drop="newest", queue=0, hedge="never", stale_ok_s=1.5),
+        Wishes(drop="newest", queue=1, hedge="never", stale_ok_s=1.5),
     ],
 )
 def test_wishes_come_back_as_they_were_sent(wishes: Wishes) -> None:
@@ -43,7 +43,7 @@ def test_numbers_may_be_text() -> None:
         {"edgesplit_hedge": ""},
         {"edgesplit_hedge": True},
         {"edgesplit_queue": 2},
-        {"edgesplit_queue": -1, "edgesplit_drop": "oldest"},
+        {"edgesplit_queue": 0, "edgesplit_drop": "oldest"},
         {"edgesplit_queue": "many", "edgesplit_drop": "oldest"},
         {"edgesplit_queue": 1e300, "edgesplit_drop": "oldest"},
         {"edgesplit_stale_ok": "nan"},
