@@ -20,6 +20,7 @@ from edgesplit.plan import Plan, Power, Row
 from edgesplit.uplink_trace import UplinkTrace
 from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.choosing import Choice, Held, Situation, decide
+from edgesplit_agent.energy import spent_j
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.patience import MARGIN_S, patience_s
 from edgesplit_agent.stance import PERFORMANCE, Stance
@@ -174,15 +175,6 @@ def _told(
     moving_s = max(0.0, ends - sent) if not row.is_local else 0.0
     joules = spent_j(row, power, busy_s, done - at, moving_s) if power else 0.0
     return Told(row.name, done - at, joules, sent=not row.is_local, in_time=done - at <= scene.deadline_s)
-
-
-def spent_j(row: Row, power: Power, busy_s: float, whole_s: float, away_s: float) -> float:
-    """Joules of one inference as it went: busy, idle until the answer, and the radio while it was away."""
-    joules = power.busy_watts * busy_s + power.idle_watts * max(0.0, whole_s - busy_s)
-    if row.is_local:
-        return joules
-    bytes_j = row.up_bytes * power.up_joules_per_byte + row.down_bytes * power.down_joules_per_byte
-    return joules + power.radio_watts * away_s + bytes_j + power.wake_joules
 
 
 def _computed(world: World, measured_s: float, predicted_s: float) -> None:
