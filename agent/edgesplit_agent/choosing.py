@@ -90,18 +90,18 @@ def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held
     now = seen.conditions()
     if plan.forced:
         row = plans.choose(plan, now)
-        return row and Choice(row)
+        return Choice(row) if row is not None else None
     within, why = affordable(plan, now, stance, seen, held.row if held else "")
     wanted = _with_weights(within, stance.mode, now, seen.deadline_s)
     local = within.local
     if local is None or not seen.remote_ok:
         row = _settled(wanted, now, held, seen.now)
-        return row and Choice(row, why=why)
+        return Choice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, now)
     races = stance.races and seen.may_hedge and not wanted.weights
     settled = _settled(wanted, now if races else _risky(now, seen, local_s), held, seen.now)
     if settled is None or not races:
-        return settled and _sent(Choice(settled, why=why), seen, now, local, local_s, stance)
+        return _sent(Choice(settled, why=why), seen, now, local, local_s, stance) if settled is not None else None
     raced = _worth_a_race(within.rows, seen, now, local_s, held)
     if raced is None:
         return Choice(local, why=why) if not settled.is_local else Choice(settled, why=why)

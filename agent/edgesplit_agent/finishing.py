@@ -112,7 +112,7 @@ class Finishing:
             return
         seconds = tail_s(race.tail, release.measured_s, release.plan.slice_s, now.device_slowdown)
         mode = race.request.wishes.hedge or self._hedge
-        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s)
+        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s, race.expected.early_s)
         present = perf_counter()
         race.by_choice, race.by_need = present + when.by_choice, present + when.by_need
         local = release.plan.local

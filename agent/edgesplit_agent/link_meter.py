@@ -23,11 +23,11 @@ QUICKEST = 0.8
 JITTER_S = 0.001
 JITTER_PART = 0.1
 """A round trip is uncertain by a millisecond or this part of itself, whichever is more."""
-FIRST_SPREAD, FIRST_FADES = 0.5, 0.1
-"""Believed before anything was measured: enough to hedge the first requests."""
+FIRST_SPREAD, FIRST_FADES = 0.3, 0.0
+"""Believed before anything was measured: the plan's link, until it shows otherwise."""
 LEARNS_SPREAD = 0.2
 REMEMBERS_FADES = 50
-"""Fades are rare and costly: how often they come is averaged over so many transfers, the first ten as believed."""
+"""Fades are rare and costly: how often they come is averaged over so many transfers."""
 FADE = 2.0
 """A transfer that takes more than so many times what was expected met a fade."""
 DRIFT = 0.3

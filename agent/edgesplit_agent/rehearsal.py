@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from edgesplit import plan as plans
@@ -185,7 +186,7 @@ def _learn_answer(scene: Scene, world: World, row: Row, sent: float, answered: f
     link_s = answered - sent - row.decode_s - row.remote_s - row.beyond_s
 
     def learn() -> None:
-        world.breaker = world.breaker.succeeded()
+        world.breaker = world.breaker.succeeded(answered)
         world.meter = world.meter.transferred(row.up_bytes, row.down_bytes, link_s, answered)
 
     world.later(answered, learn)
@@ -205,7 +206,7 @@ def _probe_if_idle(scene: Scene, world: World, at: float) -> None:
         answered = ends < began + PROBE_TIMEOUT_S
         world.link_free = through if answered else max(ends, world.link_free)
         world.last_sent = ends
-        world.later(ends, lambda took_s=ends - began, ends=ends, answered=answered: _probed(world, took_s, ends, answered))
+        world.later(ends, partial(_probed, world, ends - began, ends, answered))
 
 
 def _probed(world: World, took_s: float, ends: float, answered: bool) -> None:
@@ -270,4 +271,4 @@ class Oracle:
 
 def switches(told: Sequence[Told]) -> int:
     """Changes of rows from one request to the next."""
-    return sum(one.row != other.row for one, other in zip(told, told[1:], strict=False))
+    return sum(one.row != other.row for one, other in itertools.pairwise(told))

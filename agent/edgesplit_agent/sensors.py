@@ -1,7 +1,7 @@
 """What the device knows of its own power and heat, read from sysfs.
 
-Promises one frozen `Readings` in well under a millisecond, whatever lies under the root folder: a sensor that is missing,
-garbled, out of all reason or no plain file reads as unknown, alone. What follows from readings is `stance`'s business.
+Promises one frozen `Readings` in well under a millisecond, whatever lies under the root folder: a sensor that is
+missing, garbled, out of all reason or no plain file reads as unknown, alone. What follows from it is `stance`'s.
 
   class/power_supply/*                    battery and mains
   class/thermal/thermal_zone*             temperatures, and the trip points at which the kernel slows the device down
@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import msgspec
 
@@ -66,15 +67,16 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read(root: Path = ROOT) -> Readings:
     """All sensors once."""
     firmware = _firmware(root)
-    supplies = list(_supplies(root))
-    batteries = [one for one in supplies if one["type"] == "Battery"]
+    supplies = _supplies(root)
+    batteries = [one for one in supplies if one.kind == "Battery"]
+    percents = [_number(one.folder / "capacity", 0, 100) for one in batteries]
     rails = _rails(root)
     drawn = _from_batteries(batteries)
     celsius, hot = _temperatures(root)
     alarm = _alarm(root)
     return Readings(
-        battery_percent=_mean([percent for one in batteries if (percent := _number(one["folder"] / "capacity", 0, 100)) is not None]),
-        discharging=any(one["status"] == "Discharging" for one in batteries) if batteries else None,
+        battery_percent=_mean([percent for percent in percents if percent is not None]),
+        discharging=any(one.status == "Discharging" for one in batteries) if batteries else None,
         mains=_mains(supplies),
         watts=rails if rails is not None else drawn,
         watts_from="rails" if rails is not None else ("battery" if drawn is not None else ""),
@@ -83,7 +85,7 @@ def read(root: Path = ROOT) -> Readings:
         speed=_speed(root, bool(firmware and firmware & (CAPPED | THROTTLED | SOFT_LIMIT))),
         under_voltage=_either(alarm, None if firmware is None else bool(firmware & UNDER_VOLTAGE)),
         under_voltage_since_boot=None if firmware is None else bool(firmware >> SINCE_BOOT & UNDER_VOLTAGE),
-    )  # fmt: skip
+    )
 
 
 class Sampler:
@@ -128,26 +130,34 @@ class Sampler:
             self.look()
 
 
-def _supplies(root: Path) -> Iterator[dict[str, object]]:
+class _Supply(NamedTuple):
+    folder: Path
+    kind: str
+    status: str
+
+
+def _supplies(root: Path) -> list[_Supply]:
     """Each supply of the device itself: a mouse's battery (scope Device) is none."""
-    for folder in _folders(root / "class/power_supply"):
-        if _word(folder / "scope") != "Device":
-            yield {"folder": folder, "type": _word(folder / "type"), "status": _word(folder / "status")}
+    return [
+        _Supply(folder, _word(folder / "type"), _word(folder / "status"))
+        for folder in _folders(root / "class/power_supply")
+        if _word(folder / "scope") != "Device"
+    ]
 
 
-def _mains(supplies: list[dict[str, object]]) -> bool | None:
+def _mains(supplies: list[_Supply]) -> bool | None:
     """Whether any of them is on line."""
-    lines = [_number(Path(str(one["folder"])) / "online", 0, 100) for one in supplies if one["type"] != "Battery"]
+    lines = [_number(one.folder / "online", 0, 100) for one in supplies if one.kind != "Battery"]
     known = [line for line in lines if line is not None]
     return any(line > 0 for line in known) if known else None
 
 
-def _from_batteries(batteries: list[dict[str, object]]) -> float | None:
+def _from_batteries(batteries: list[_Supply]) -> float | None:
     """Watts that leave the batteries; None unless one is being emptied and says how fast."""
     total = 0.0
     for one in batteries:
-        folder = Path(str(one["folder"]))
-        if one["status"] != "Discharging":
+        folder = one.folder
+        if one.status != "Discharging":
             continue
         micro = _number(folder / "power_now", -1e12, 1e12)
         if micro is None:

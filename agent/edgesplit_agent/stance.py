@@ -28,6 +28,8 @@ UNDER_VOLTAGE_S = 60.0
 """So long after the last sign of under-voltage the device stays thrifty and begins no update."""
 SURE: dict[Mode, float] = {"performance": 0.98, "balanced": 0.9, "saver": 0.0}
 """Where the cloud is less likely than this to be in time, the device starts beside it."""
+HEDGE_PART: dict[Mode, float] = {"performance": 1.0, "balanced": 0.1, "saver": 0.0}
+"""Energy for early hedges: on mains everything may be done twice, on a battery that runs down a tenth."""
 MOST_BUDGET_W = 1_000.0
 SLOWEST = 20.0
 """A cap is believed to slow the device down by no more than this."""
@@ -73,6 +75,11 @@ class Stance:
     def sure(self) -> float:
         """How sure the cloud must be to be waited for."""
         return SURE[self.mode]
+
+    @property
+    def hedge_part(self) -> float:
+        """What early hedges may cost, as a part of answering everything alone, where the operator names none."""
+        return HEDGE_PART[self.mode] if self.watts is None else 0.0
 
 
 PERFORMANCE = Stance()
