@@ -22,6 +22,7 @@ from edgesplit.plan import Plan
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.uplink_trace import UplinkTrace
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
@@ -29,8 +30,11 @@ from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.remote import Remote
 from edgesplit_agent.renewal import Renewing, certificate_in_use
+from edgesplit_agent.sensors import ROOT as SYSFS
+from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states
 from edgesplit_agent.uplink import Uplink
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+NO_POWER = "the plan has no power figures: power budget and battery policy do not count for it (deploy the model again)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,12 @@ class AgentSettings:
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
     """Releases take no more room than this; None: half of the disk."""
+    power: PowerWishes = field(default_factory=PowerWishes)
+    """What the operator wants of battery and power."""
+    sensors_root: Path | None = None
+    """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
+    link_trace: UplinkTrace | None = None
+    """The emulated link's uplink follows it."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -80,12 +91,18 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
-        self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
+        self._power = PowerWatch(
+            settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
+        )
+        self._engine = Engine(
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, power=self._power
+        )
         self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._make_runtime,
-            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
+            endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
@@ -94,6 +111,7 @@ class Agent:
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
+        self._power.start()
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._engine.start()
@@ -124,6 +142,7 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
+        self._power.stop()
         if self._shaped is not None:
             self._shaped.stop()
 
@@ -148,6 +167,7 @@ class Agent:
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
+            "power": self._power.status(),
             "breaker": self._engine.breaker.state,
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
             "wanted": msgspec.to_builtins(model_states(want, have)),
@@ -177,9 +197,15 @@ class Agent:
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
+            "why": self._engine.why(model) or self._unpowered(release.plan),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
         }
+
+    def _unpowered(self, plan: Plan) -> str:
+        """What to tell an operator who asked for what this plan cannot be judged by."""
+        asked = self._settings.power.watts is not None or self._power.stance.mode != "performance"
+        return NO_POWER if asked and plan.power is None else ""
 
     def _own_part(self, release: str, error: Exception | None) -> None:
         self._updater.ran(release, error)
@@ -193,7 +219,7 @@ class Agent:
         if not take:
             return None, worth
         windows = self._windows.take(self._engine.serving, now)
-        return telemetry(session, sequence, self._settings.emulate, now, windows), worth
+        return telemetry(session, sequence, self._settings.emulate, now, windows, self._power.seen()), worth
 
     def _make_runtime(self, plan: Plan) -> Runtime:
         if self._settings.emulate:
@@ -214,6 +240,8 @@ class Agent:
         host, port = host_and_port(parts.netloc, "offload server")
         self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
         self._shaped.start()
+        if self._settings.link_trace is not None:
+            self._shaped.follow(self._settings.link_trace)
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
 

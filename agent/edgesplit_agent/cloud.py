@@ -133,10 +133,13 @@ class Cloud:
         """Nobody waits for an answer any more: the cloud was slow."""
         self._learn(up_bytes, RemoteFailure("timeout", "given up", waited_s), monotonic() - waited_s)
 
-    def doubt(self, waited_s: float) -> None:
-        """A request has had no answer for longer than it should take: see whether anybody is there."""
+    def doubt(self, waited_s: float, up_bytes: int = 0) -> None:
+        """A request of so many bytes has had no answer for longer than it should take: see whether anybody is there.
+        The next one is chosen knowing that the link is at least that slow."""
         sent_at = monotonic() - waited_s
         with self._lock:
+            if self._meter is not None:
+                self._meter = self._meter.gave_up(up_bytes, waited_s, monotonic())
             if self._heard_at >= sent_at or not self._breaker.lets_through:
                 return
             self._doubted_at = self._doubted_at or monotonic()

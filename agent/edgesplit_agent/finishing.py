@@ -148,7 +148,7 @@ class Finishing:
         if present >= race.doubt_at:
             race.doubt_at = inf
             if race.failure is None:
-                cloud.doubt(race.waited_s)
+                cloud.doubt(race.waited_s, race.encoded.asked.up_bytes if race.expected.early_s is None else 0)
         if present >= race.overdue_at:
             race.overdue_at = inf
             if race.failure is None:

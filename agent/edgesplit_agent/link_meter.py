@@ -51,7 +51,8 @@ class LinkMeter:
     fades: float = FIRST_FADES
     """The part of transfers that took far longer than expected, of late."""
     heard_at: float = -math.inf
-    """Of the monotonic clock: when a transfer last told something of the rate."""
+    """Of the monotonic clock: when a transfer last told something of the rate. Before: the plan's link is
+    believed."""
 
     @classmethod
     def of(cls, link: Link) -> LinkMeter:
@@ -73,7 +74,7 @@ class LinkMeter:
 
     def odds(self, up_bytes: int, rest_s: float, now: float) -> Odds:
         """When an answer will be here for which `up_bytes` must go up, and whose other parts take `rest_s`."""
-        silent_s = max(0.0, now - self.heard_at)
+        silent_s = max(0.0, now - self.heard_at) if self.heard_at > -math.inf else 0.0
         spread = min(WIDEST, math.sqrt(self.spread**2 + DRIFT**2 * min(silent_s, 1e3)))
         return Odds(rest_s, up_bytes * self.up_s_per_byte, spread, self.fades)
 
@@ -112,7 +113,7 @@ class LinkMeter:
             up_s_per_byte=min(1.0 / SLOWEST_BYTES_PER_S, max(1.0 / FASTEST_BYTES_PER_S, blended)),
             # A normal's mean absolute deviation is 0.8 of its standard deviation; a fade is counted for itself.
             spread=self.spread + LEARNS_SPREAD * told * (1.25 * min(off, math.log(FADE)) - self.spread),
-            fades=self.fades + told / min(REMEMBERS_FADES, 10 + self.transfers) * (float(faded) - self.fades),
+            fades=self.fades + told / min(REMEMBERS_FADES, 5 + self.transfers) * (float(faded) - self.fades),
             transfers=self.transfers + 1,
             heard_at=now if now is not None and told > 0.5 else self.heard_at,
         )

@@ -19,6 +19,7 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import parse_link, parse_rate
+from edgesplit.uplink_trace import UplinkTrace, read_uplink_trace
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
 from edgesplit_agent.endpoint import STATUS_PATH
@@ -26,6 +27,8 @@ from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.room import parse_size
+from edgesplit_agent.stance import POLICIES, parse_watts
+from edgesplit_agent.stance import Wishes as PowerWishes
 
 log = logging.getLogger("edgesplit_agent")
 MOST_THREADS = 256
@@ -92,6 +95,27 @@ def _parser() -> argparse.ArgumentParser:
         help="releases take no more, as in 2GB (default: half the disk)",
     )
     run.add_argument(
+        "--power-budget",
+        type=_watts,
+        metavar="WATTS",
+        help="draw no more than this on average, as in 4W: slower rows where they take less",
+    )
+    run.add_argument(
+        "--battery-policy",
+        choices=POLICIES,
+        default="auto",
+        help="what counts: seconds, both, or joules; auto: by the battery (default auto)",
+    )
+    run.add_argument(
+        "--sensors-root", type=Path, metavar="DIR", help="read the sensors below it in place of /sys, for trying"
+    )
+    run.add_argument(
+        "--link-trace",
+        type=Path,
+        metavar="FILE",
+        help="the emulated link's uplink follows this trace (mahimahi's format), round after round",
+    )
+    run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
     run.add_argument(
@@ -155,6 +179,13 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _watts(text: str) -> float:
+    try:
+        return parse_watts(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _threads(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
@@ -165,6 +196,7 @@ def check(options: argparse.Namespace) -> None:
     """What would stop the agent later stops it now, before a claim, which serves once, is used up."""
     if options.link:
         parse_link(options.link)
+    _trace(options)
     if options.broker:
         host_and_port(options.broker, "broker")
     if options.port:
@@ -174,6 +206,15 @@ def check(options: argparse.Namespace) -> None:
             raise UsageError(
                 f"cannot listen on 127.0.0.1 port {options.port}: {error.strerror}; choose another with --port"
             ) from error
+
+
+def _trace(options: argparse.Namespace) -> UplinkTrace | None:
+    """What the emulated uplink follows; UsageError for a file that is none, or without a link to give the rest."""
+    if options.link_trace is None:
+        return None
+    if not options.link:
+        raise UsageError("--link-trace needs --link too: the downlink and the round trip are not in a trace")
+    return read_uplink_trace(options.link_trace)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -203,7 +244,8 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
-                store_quota_bytes=options.store_quota,
+                store_quota_bytes=options.store_quota, link_trace=_trace(options),
+                power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

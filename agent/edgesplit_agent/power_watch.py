@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from edgesplit.messages import PowerSeen
 from edgesplit_agent.energy import EnergyLedger
 from edgesplit_agent.sensors import Readings, Sampler
 from edgesplit_agent.stance import PERFORMANCE, Stance, Wishes, slowed, stance_of
@@ -67,6 +68,23 @@ class PowerWatch:
         """Why no update may go on just now; empty where one may."""
         stance = self._stance
         return stance.waits if not urgent or stance.urgent_too else ""
+
+    def seen(self) -> PowerSeen:
+        """As telemetry tells it."""
+        stance, read = self._stance, self.readings
+        return PowerSeen(
+            mode=stance.mode,
+            why=stance.why,
+            budget_watts=stance.watts,
+            updates_wait=stance.waits,
+            watts=read.watts,
+            watts_from=read.watts_from,
+            battery_percent=read.battery_percent,
+            discharging=read.discharging,
+            celsius=read.celsius,
+            speed=read.speed,
+            under_voltage=bool(read.under_voltage),
+        )
 
     def status(self) -> dict[str, Any]:
         """For people: stance and readings."""

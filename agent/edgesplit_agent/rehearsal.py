@@ -23,7 +23,7 @@ from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.choosing import Choice, Held, Situation, decide
 from edgesplit_agent.energy import spent_j
 from edgesplit_agent.link_meter import LinkMeter, probe_due
-from edgesplit_agent.patience import MARGIN_S, patience_s
+from edgesplit_agent.patience import LEAST_S, MARGIN_S, patience_s
 from edgesplit_agent.stance import PERFORMANCE, Stance
 
 PROBE_BYTES = 16_384
@@ -68,6 +68,11 @@ class Told:
 class Policy(Protocol):
     """How requests are answered."""
 
+    @property
+    def knows(self) -> bool:
+        """It knows the future: what it sends away needs no hedge."""
+        ...
+
     def choose(self, scene: Scene, world: World, at: float) -> Choice | None:
         """The way of the request that came at `at`; None where there is no way."""
         ...
@@ -82,6 +87,7 @@ class World:
     processor_free: float = 0.0
     breaker: Breaker = field(default_factory=Breaker)
     last_sent: float = -math.inf
+    held: Held | None = None
     _order: Iterator[int] = field(default_factory=itertools.count)
     _news: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
 
@@ -107,11 +113,11 @@ def rehearse(scene: Scene, policy: Policy) -> list[Told]:
         if choice is None:
             told.append(Told("", scene.deadline_s, 0.0, in_time=False))
             continue
-        told.append(_answered(scene, world, choice, at))
+        told.append(_answered(scene, world, choice, at, policy.knows))
     return told
 
 
-def _answered(scene: Scene, world: World, choice: Choice, at: float) -> Told:
+def _answered(scene: Scene, world: World, choice: Choice, at: float, knows: bool) -> Told:
     """One request, from the device's part to the first of both answers."""
     row, slow = choice.row, scene.slowdown
     begun = max(at, world.processor_free)
@@ -131,7 +137,11 @@ def _answered(scene: Scene, world: World, choice: Choice, at: float) -> Told:
         return _told(scene, row, at, answered, busy_s=(row.device_s + row.encode_s) * slow, sent=sent, ends=answered)
     tail_s = (local.device_s - row.device_s) * slow
     expected = plans.link_s(row, world.meter.link) + row.decode_s + row.remote_s
-    wait_s = patience_s(at + scene.deadline_s - sent, tail_s, expected, MARGIN_S, choice.early_s)
+    left_s = at + scene.deadline_s - sent
+    wait_s = math.inf if knows else patience_s(left_s, tail_s, expected, MARGIN_S, choice.early_s)
+    doubt_s = max(LEAST_S, 3 * expected)
+    if answered > sent + doubt_s and choice.early_s is None:
+        world.later(sent + doubt_s, lambda: _learn_late(world, row, doubt_s, sent + doubt_s))
     starts = max(sent + wait_s, world.processor_free)
     if answered <= starts:
         world.link_free = through
@@ -224,36 +234,38 @@ class Always:
     """One row, whatever happens; the deadline's hedge is its only one."""
 
     row: str
+    knows: bool = False
 
     def choose(self, scene: Scene, world: World, at: float) -> Choice | None:
         """That row."""
         return Choice(scene.plan.row(self.row))
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Adaptive:
     """The agent: its choice under a stance, with a budget for hedging or without."""
 
     stance: Stance = PERFORMANCE
     may_hedge: bool = True
-    _held: Held | None = None
+    knows: bool = False
 
     def choose(self, scene: Scene, world: World, at: float) -> Choice | None:
         """What `choosing.decide` says."""
         seen = Situation(
             world.meter, at, may_hedge=self.may_hedge, deadline_s=scene.deadline_s, per_s=1.0 / scene.period_s
         )
-        choice = decide(scene.plan, seen, self.stance, self._held)
-        if choice is not None and (self._held is None or self._held.row != choice.row.name):
-            self._held = Held(choice.row.name, at)
+        choice = decide(scene.plan, seen, self.stance, world.held)
+        if choice is not None and (world.held is None or world.held.row != choice.row.name):
+            world.held = Held(choice.row.name, at)
         return choice
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Oracle:
     """Knows the trace: the row whose answer will come first, or that takes the fewest joules in time."""
 
     of: str = "seconds"
+    knows: bool = True
 
     def choose(self, scene: Scene, world: World, at: float) -> Choice | None:
         """The best row as it will turn out, hedged by nothing."""

@@ -119,7 +119,7 @@ def _runs_down(read: Readings) -> bool:
 
 def parse_watts(text: str) -> float:
     """Watts that `text` spells, as in 4W or 3500mW; else UsageError."""
-    found = re.fullmatch(r"\s*(\d{1,7}(?:\.\d{1,6})?)\s*(m?)W\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*([0-9]{1,7}(?:\.[0-9]{1,6})?)\s*(m?)W\s*", text, re.IGNORECASE)
     watts = float(found[1]) / (1e3 if found[2] else 1.0) if found else 0.0
     if not 0 < watts <= MOST_BUDGET_W:
         raise UsageError(f"not a power budget: {text[:80]!r} (as in 4W or 3500mW)")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgesplit import plan
-from edgesplit.messages import Telemetry, Window
+from edgesplit.messages import PowerSeen, Telemetry, Window
 from edgesplit.plan import Conditions
 from edgesplit.report import Report
 from edgesplit_agent.active import ActiveRelease
@@ -30,6 +30,9 @@ class Tally:
     device_s: float = 0.0
     link_s: float = 0.0
     remote_s: float = 0.0
+    joules: float = 0.0
+    weighed: int = 0
+    joules_basis: str = ""
     latencies_s: list[float] = field(default_factory=list)
 
     def answered(self, report: Report) -> None:
@@ -43,6 +46,10 @@ class Tally:
         self.device_s += report.device_s
         self.link_s += report.link_s
         self.remote_s += report.remote_s
+        if report.joules_basis:
+            self.joules += report.joules
+            self.weighed += 1
+            self.joules_basis = report.joules_basis
         if len(self.latencies_s) < KEPT:
             self.latencies_s.append(report.latency_s)
 
@@ -99,6 +106,8 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
         device_s=tally.device_s / answered,
         link_s=tally.link_s / answered,
         remote_s=tally.remote_s / answered,
+        joules=tally.joules / max(1, tally.weighed),
+        joules_basis=tally.joules_basis,
     )
 
 
@@ -108,7 +117,14 @@ def quantile(values: list[float], part: float) -> float:
     return ranked[min(len(ranked) - 1, int(part * len(ranked)))] if ranked else 0.0
 
 
-def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, windows: tuple[Window, ...]) -> Telemetry:
+def telemetry(
+    session: int,
+    sequence: int,
+    emulated: bool,
+    now: Conditions,
+    windows: tuple[Window, ...],
+    power: PowerSeen | None = None,
+) -> Telemetry:
     """The whole message."""
     return Telemetry(
         session=session,
@@ -118,4 +134,5 @@ def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, wind
         rtt_s=now.link.rtt_s,
         remote_ok=now.remote_ok,
         models=windows,
+        power=power,
     )

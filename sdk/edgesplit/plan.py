@@ -175,8 +175,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     remote_ok: bool = True
     """False while the breaker is open: only rows that need nobody else count."""
     risk_s: float = 0.0
-    """What a request that leaves the device pays on average for clouds that come too late. Weighs in the choice, and
-    is in no prediction of one request's time."""
+    """What a request that leaves the device pays on average for clouds that come too late: seconds, in which the device
+    works. Weighs in the choice, and is in no prediction of one request's time."""
 
 
 class Hysteresis(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +252,8 @@ def cost(row: Row, now: Conditions, weights: Mapping[str, float], power: Power |
     if "latency" in weights:
         total = weights["latency"] * seconds
     if "energy" in weights:
-        total += weights["energy"] * energy_j(row, now, power or Power())
+        wasted_j = 0.0 if row.is_local or power is None else power.busy_watts * now.risk_s
+        total += weights["energy"] * (energy_j(row, now, power or Power()) + wasted_j)
     if "throughput" in weights:
         total += weights["throughput"] * slowest_s(row, now)
     return total
