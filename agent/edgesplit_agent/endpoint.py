@@ -15,6 +15,7 @@ from edgesplit import oip
 from edgesplit.errors import LinkError, NotFound
 from edgesplit.http1 import Request, Response, error_response, json_response
 from edgesplit.report import to_parameters
+from edgesplit.wishes import from_parameters
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import DEADLINE_S, Engine, known
 
@@ -100,7 +101,8 @@ class Endpoint:
     def _infer(self, model: str, release: ActiveRelease, request: Request) -> Response:
         asked = oip.decode_request(request.body, oip.header_length(request.headers))
         deadline_s = oip.timeout_s(asked.parameters) or DEADLINE_S
-        answer = self._engine.infer(model, asked.inputs, deadline_s=deadline_s, request_id=asked.id)
+        wishes = from_parameters(asked.parameters)
+        answer = self._engine.infer(model, asked.inputs, deadline_s=deadline_s, request_id=asked.id, wishes=wishes)
         response = oip.InferResponse(
             model=model,
             version=_version(release),
