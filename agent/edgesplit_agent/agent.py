@@ -19,6 +19,7 @@ from edgesplit.floor import Floor
 from edgesplit.http1 import Server
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
+from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
@@ -29,7 +30,6 @@ from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
-from edgesplit_agent.remote import Remote
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states

@@ -21,6 +21,7 @@ from time import monotonic, perf_counter
 from edgesplit import codecs, oip, plan
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Link, Plan, Row
+from edgesplit.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure, ask
 from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing, execute
 from edgesplit.runtime.emulated import wait_out
@@ -29,7 +30,6 @@ from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S, patience_s, tail_s
-from edgesplit_agent.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure, ask
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
-"""The cloud half of a row: one request over a persistent connection that can be dropped at any moment.
+"""The far half of a row: one request over a persistent connection that can be dropped at any moment.
 
 Says what came back and what it took, or why nothing did (`RemoteFailure.cause`); never raises for what a network or a
 server does. Answers are checked against what the manifest promises: another model, id, tensor or shape is refused. Who
-waits how long, and what happens then, is the engine's.
+waits how long, and what happens then, is the asker's: the agent's engine, or a gateway that asks the next tier.
 """
 
 from __future__ import annotations
