@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
 from edgesplit import codecs, oip, plan
+from edgesplit.breaker import Breaker
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Link, Plan, Row
 from edgesplit.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure, ask
@@ -26,7 +27,6 @@ from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing, execute
 from edgesplit.runtime.emulated import wait_out
 from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S, patience_s, tail_s

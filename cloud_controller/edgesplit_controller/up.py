@@ -32,6 +32,7 @@ import uvicorn
 
 import edgesplit
 from edgesplit import messages
+from edgesplit.children import Child
 from edgesplit.durable import write_durably
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
@@ -41,7 +42,6 @@ from edgesplit_controller.api import OPERATOR, Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
-from edgesplit_controller.children import Child
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.database import Database, Device

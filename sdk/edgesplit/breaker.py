@@ -1,4 +1,4 @@
-"""The circuit breaker that guards the cloud, as a value: no clock, no thread, no socket.
+"""The circuit breaker that guards the next tier, as a value: no clock, no thread, no socket.
 
 closed: requests may go. open: none goes, and a cheap probe is due at `probe_at`. trial: a probe came back, requests go
 again, but the first failure opens it anew with a longer pause; the first success closes it for good.
