@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 import edgesplit
-from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Server
+from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.remote import Remote
@@ -213,11 +213,3 @@ class Agent:
         self._shaped.start()
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
-
-
-def host_and_port(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
-    return host.strip("[]"), int(port)

@@ -544,6 +544,9 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         encode_s=race.encoded.seconds if race else 0.0,
         link_s=cloud.link_s if cloud else 0.0,
         remote_s=cloud.server_s if cloud else 0.0,
+        hop_s=cloud.hop_s if cloud else 0.0,
+        hop_server_s=cloud.hop_server_s if cloud else 0.0,
+        hop_cause=cloud.hop_cause if cloud else "",
         up_bytes=race.encoded.asked.up_bytes if race else 0,
         down_bytes=cloud.down_bytes if cloud else 0,
     )

@@ -220,9 +220,7 @@ class Planning:
             costs = with_tier(costs, loaded.graph, name, beyond, loaded.prepared.format)
         return costs
 
-    def plan(
-        self, model: Model, device_class: str, link: Link, wish: Wish, through: Through | None = None
-    ) -> Plan:
+    def plan(self, model: Model, device_class: str, link: Link, wish: Wish, through: Through | None = None) -> Plan:
         """The plan of one model for one device class and its first link: to this machine, or to the gateway."""
         tiers = {EDGE: through.device_class} if through else {}
         links = links_through(link, through)
@@ -241,9 +239,7 @@ class Planning:
         check_first(costs, as_limits(wish.planner_limits()))
 
         def cuts_of(one: Costs) -> Cuts:
-            return _cuts(
-                plan(one, links, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
-            )
+            return _cuts(plan(one, links, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs))
 
         return believed(costs, HERE, cuts_of, lambda cuts: self._whole_factor(model, cuts))
 

@@ -131,9 +131,9 @@ class Releasing:
         recut: bool = False,
         through: Mapping[str, Through] | None = None,
     ) -> tuple[str, Manifest]:
-        """The release of `model` for these device classes (each with the first link that it is planned for, and with the
-        gateway that is at its end, if there is one), to be signed: with `recut` by the planner, as another cut of the
-        model's newest release.
+        """The release of `model` for these device classes (each with the first link that it is planned for, and the
+        gateway at its end, if there is one), to be signed: with `recut` by the planner, as another cut of the model's
+        newest release.
 
         Everything that a device or the offload server may ask for is kept; nothing is known of it yet. UsageError where
         there is no release to cut anew.

@@ -34,8 +34,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     force_after: str = ""
     """Exactly this layer and all it depends on run on the device, the rest remotely."""
     edge_after: str = ""
-    """With `force_after`, of what runs remotely: exactly this layer and all it depends on run on the next tier, the rest
-    beyond it."""
+    """With `force_after`, of what runs remotely: exactly this layer and all it depends on run on the next tier, and the
+    rest beyond it."""
     fallback: Fallback = "warm"
     """`none` leaves all-local out of the table unless it is best at some bandwidth. `warm` keeps the weights of the
     whole model on the device, and `memory_bytes` counts them."""
