@@ -23,7 +23,7 @@ from edgesplit.anatomy import anatomy_file, decode_anatomy, encode_anatomy
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, TrustError, UsageError
 from edgesplit.key_file import write_keys
 from edgesplit.limits import LIMITS
-from edgesplit.names import sha256_hex
+from edgesplit.names import ModelRef, sha256_hex
 from edgesplit.plan import Link, Plan
 from edgesplit.recut import check_recut
 from edgesplit.release import (
@@ -238,6 +238,14 @@ class Releasing:
         """The manifest of a release, None for one that is not known."""
         found = self._known(digest)
         return found[0] if found else None
+
+    def split_by_gateway(self, digest: str) -> str:
+        """The model's name, where some plan of that release has a tier between device and cloud; empty for any other,
+        and for a release that is not known."""
+        manifest = self.find(digest)
+        if manifest is None or not any(plan.has_gateway for plan in manifest.plans.values()):
+            return ""
+        return ModelRef.parse(manifest.model).name
 
     def chunks_of(self, digest: str) -> tuple[str, ...]:
         """The chunks of a release in the order in which devices count them; none for a release that is not known."""
