@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
-from edgesplit.links import parse_link, parse_rate
+from edgesplit.links import host_and_port, parse_link, parse_rate
 from edgesplit_agent.activation import HEALTH_S
-from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket, host_and_port
+from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
