@@ -22,13 +22,16 @@ from edgesplit.plan import Plan
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
+from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.remote import Remote
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
@@ -66,6 +69,9 @@ class AgentSettings:
     """Releases take no more room than this; None: half of the disk."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+    hedge: Hedge = "auto"
+    hedge_budget: float = PART
+    """See `hedging`."""
 
 
 class Agent:
@@ -80,7 +86,10 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
-        self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
+        self._engine = Engine(
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+        )  # fmt: skip
         self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
