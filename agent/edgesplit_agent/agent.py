@@ -24,13 +24,16 @@ from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
+from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states
@@ -80,6 +83,9 @@ class AgentSettings:
     """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+    hedge: Hedge = "auto"
+    hedge_budget: float = PART
+    """See `hedging`."""
 
 
 class Agent:
@@ -94,7 +100,10 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
-        self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
+        self._engine = Engine(
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+        )  # fmt: skip
         self._endpoint = Endpoint(self._engine, self.status)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None

@@ -244,7 +244,7 @@ class Engine:
             rows = [row for row in release.plan.rows if not row.device]
             try:
                 return self._by(request, lambda now: plan.best(rows, now), cause="device")
-            except LinkError:  # the next-best means is none; what the first one said is the reason
+            except _NoRow:  # what the device said is the reason
                 raise failure.error from None
 
     def _by(self, request: Request, choose: Callable[[Conditions], Row | None], cause: str = "") -> Answer:
@@ -252,7 +252,7 @@ class Engine:
         cloud = self._cloud_of.get(request.release, self._cloud)
         row, now = cloud.decide(choose)
         if row is None:
-            raise LinkError("the plan has no way to answer without the cloud, and the cloud does not answer")
+            raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
         expected = _expected(row, now, cause)
         if row.is_local:
             return finished(request, expected, self._own_part(request, row))
@@ -313,6 +313,10 @@ class Engine:
             self._others = {remote: cloud for remote, cloud in self._others.items() if remote not in unused}
         for cloud in unused.values():
             cloud.stop()
+
+
+class _NoRow(LinkError):
+    """No row is usable now."""
 
 
 class _OwnPartFailed(Exception):
