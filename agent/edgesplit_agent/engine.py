@@ -18,12 +18,13 @@ from time import monotonic, perf_counter
 import msgspec
 
 from edgesplit import oip, plan
+from edgesplit.breaker import Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Plan, Row
+from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor
 from edgesplit.wishes import NONE, Hedge, Wishes
 from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.choosing import Choice, Chooser, Situation, decide
 from edgesplit_agent.cloud import IDLE_PROBE_S, WAKE_UP, Cloud
 from edgesplit_agent.crew import Crew
@@ -35,7 +36,6 @@ from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S, tail_s
 from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.processor import Processor
-from edgesplit_agent.remote import Remote
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
 
@@ -256,7 +256,7 @@ class Engine:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             try:
                 return self._by(request, lambda seen: _without_the_device(release.plan, seen), cause="device")
-            except LinkError:  # the next-best means is none; what the first one said is the reason
+            except _NoRow:  # what the device said is the reason
                 raise failure.error from None
 
     def _by(self, request: Request, choose: Callable[[Situation], Choice | None], cause: str = "") -> Answer:
@@ -264,7 +264,7 @@ class Engine:
         cloud = self._cloud_of.get(request.release, self._cloud)
         choice = cloud.decide(choose)
         if choice is None:
-            raise LinkError("the plan has no way to answer without the cloud, and the cloud does not answer")
+            raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
         now = self.conditions if cloud is self._cloud else cloud.conditions
         expected = _expected(choice, now, cause)
         if choice.row.is_local:
@@ -350,6 +350,10 @@ class Engine:
             self._others = {remote: cloud for remote, cloud in self._others.items() if remote not in unused}
         for cloud in unused.values():
             cloud.stop()
+
+
+class _NoRow(LinkError):
+    """No row is usable now."""
 
 
 class _OwnPartFailed(Exception):

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Protocol
 
 from edgesplit import plan as plans
+from edgesplit.breaker import Breaker
 from edgesplit.plan import Plan, Power, Row
 from edgesplit.uplink_trace import UplinkTrace
-from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.choosing import Choice, Held, Situation, decide
 from edgesplit_agent.energy import spent_j
 from edgesplit_agent.link_meter import LinkMeter, probe_due
