@@ -33,6 +33,7 @@ from edgesplit_agent.engine import Engine
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.updates import Step, Updater
 from edgesplit_agent.work import Work
+from edgesplit_agent.worker.host import in_process
 from edgesplit_controller.repository import Repository
 
 DEVICE, MODEL = "cam-1", "tiny"
@@ -187,7 +188,9 @@ class Machine:
         self.store = ChunkStore(self.folder.chunks, self.folder.releases)
         self.engine = Engine("pi4", None, own_part=lambda release, error: self.updater.ran(release, error))
         runtime = Bytes(self.loaded, {} if moods is None else moods)
-        self.work = Work(self.folder, me, self.engine, self.store, lambda plan: runtime, now=lambda: self.wall())
+        self.work = Work(
+            self.folder, me, self.engine, self.store, in_process(lambda plan: runtime), now=lambda: self.wall()
+        )
         self.updater = Updater(self.work, clock=lambda: self.time, health_s=HEALTH_S)
 
     # What the network would do

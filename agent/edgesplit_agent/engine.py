@@ -22,7 +22,7 @@ from edgesplit import codecs, oip, plan
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Link, Plan, Row
 from edgesplit.report import Report
-from edgesplit.runtime import Tensor, Timing, execute
+from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.emulated import wait_out
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.breaker import Breaker
@@ -30,6 +30,7 @@ from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S, patience_s, tail_s
 from edgesplit_agent.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure, ask
+from edgesplit_agent.worker.host import WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +216,15 @@ class Engine:
         row = self._choose(model, request.release, now)
         if row is None:
             raise LinkError("the plan has no way to answer without the cloud, and the cloud does not answer")
-        live = self._run(request, request.release.order(row.device), request.inputs, request.timing)
+        others = self._all_remote(request.release, now)
+        try:
+            live = self._run(
+                request, request.release.order(row.device), request.inputs, request.timing, again=others is None
+            )
+        except WorkerLost:
+            if others is None:
+                raise
+            row, live = others, dict(request.inputs)
         self._compare(request)
         expected = Expected(
             row, plan.latency_s(row, now), plan.link_s(row, now.link) + (row.decode_s + row.remote_s) * now.server_load
@@ -231,17 +240,28 @@ class Engine:
                 self._rows[model] = row.name
             return row
 
+    def _all_remote(self, release: ActiveRelease, now: Conditions) -> Row | None:
+        """The row that needs nothing of this device, where the cloud can be asked."""
+        rows = release.plan.rows if now.remote_ok and self._remote is not None else ()
+        return next((row for row in rows if not row.device), None)
+
     def _run(
-        self, request: Request, slices: list[str], tensors: Mapping[str, Tensor], timing: Timing
+        self,
+        request: Request,
+        slices: list[str],
+        tensors: Mapping[str, Tensor],
+        timing: Timing,
+        *,
+        again: bool = True,
     ) -> dict[str, Tensor]:
-        """Run slices on the device's one processor, once it is free."""
+        """Run slices on the device's one processor, once it is free; `again` where the worker was lost."""
         if not slices:
             return dict(tensors)
         if not self._processor.acquire(timeout=max(0.0, request.left_s - self._settings.margin_s)):
             raise DeadlineExceeded("the device's processor was not free before the deadline")
         try:
-            live = execute(request.release.programs, slices, tensors, timing)
-        except UsageError:  # the application's, not the release's
+            live = self._run_here(request, slices, tensors, timing, again)
+        except (UsageError, DeadlineExceeded, WorkerLost):  # the application's; and lost workers are told of elsewhere
             raise
         except Exception as error:
             self._own_part(request.release.digest, error)
@@ -250,6 +270,18 @@ class Engine:
             self._processor.release()
         self._own_part(request.release.digest, None)
         return live
+
+    def _run_here(
+        self, request: Request, slices: list[str], tensors: Mapping[str, Tensor], timing: Timing, again: bool
+    ) -> dict[str, Tensor]:
+        until = request.deadline - min(self._settings.margin_s, request.left_s / 4)
+        try:
+            return request.release.run(slices, tensors, timing, until)
+        except WorkerLost as lost:
+            if not again:
+                raise
+            log.warning("%s; once more", lost)
+            return request.release.run(slices, tensors, timing, until)
 
     def _compare(self, request: Request) -> None:
         """Learn how fast this device is beside its plan."""
