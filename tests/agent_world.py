@@ -84,9 +84,7 @@ class Loaded(ActiveRelease):
         return self.host.programs
 
 
-def active(
-    *rows: Row, steps: Mapping[str, Any] | None = None, digest: str = DIGEST, emulated: bool = False
-) -> Loaded:
+def active(*rows: Row, steps: Mapping[str, Any] | None = None, digest: str = DIGEST, emulated: bool = False) -> Loaded:
     """A release that is loaded."""
     described = manifest(*rows)
     loaded: Mapping[str, Any] = steps if steps is not None else programs()
@@ -155,9 +153,7 @@ def unavailable(request: Request, good: Response) -> Response:
 
 
 @contextmanager
-def world(
-    *rows: Row, idle_probe_s: float = 3600.0, **kind: Any
-) -> Iterator[tuple[Engine, ScriptedCloud, Loaded]]:
+def world(*rows: Row, idle_probe_s: float = 3600.0, **kind: Any) -> Iterator[tuple[Engine, ScriptedCloud, Loaded]]:
     """An engine that serves the tiny model by these rows, with a scripted cloud behind it."""
     cloud = ScriptedCloud()
     cloud.start()

@@ -254,10 +254,10 @@ class Hosted:
         """The worker that lives, as soon as there is one."""
         keeper = self._keeper
         worker = keeper.worker
-        if worker is not None:
+        if worker is not None and not worker.is_over:
             return worker
         with keeper.changed:
-            while keeper.worker is None:
+            while keeper.worker is None or keeper.worker.is_over:
                 if keeper.refused is not None:
                     raise keeper.refused
                 if keeper.closed.is_set():

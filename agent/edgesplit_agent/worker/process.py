@@ -115,6 +115,11 @@ class Worker:
         return self._process.pid
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._over.is_set()
+
+    @property
     def why(self) -> str:
         """Why it ended; empty while it lives."""
         return self._why
