@@ -19,10 +19,10 @@ import pytest
 import hostile_worker
 from agent_world import CLASS, ScriptedCloud, eventually
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, ModelRefused
+from edgesplit.remote import Remote
 from edgesplit.runtime import Timing
 from edgesplit.runtime.setup import Setup
 from edgesplit_agent.engine import Engine, Settings
-from edgesplit_agent.remote import Remote
 from edgesplit_agent.worker import process
 from edgesplit_agent.worker.host import WorkerLost
 from edgesplit_agent.worker.hosted import Hosted

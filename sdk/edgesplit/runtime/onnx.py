@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -151,17 +152,17 @@ class OnnxProgram:
             raise InferenceFailed(f"slice {self.slice.name} lacks its inputs {missing}")
         feeds = {name: np.asarray(tensors[name]) for name in self._inputs}
         try:
-            values = self._opened[0].run(self._outputs, feeds)
+            values: Sequence[Any] = self._opened[0].run(self._outputs, feeds)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             values = self._again(feeds, error)
         return {name: np.asarray(value) for name, value in zip(self._outputs, values, strict=True)}
 
-    def _again(self, feeds: dict[str, Tensor], error: Exception) -> list[Tensor]:
+    def _again(self, feeds: dict[str, Tensor], error: Exception) -> Sequence[Any]:
         """On the CPU, if it was an accelerator that failed and the CPU does not fail too."""
         try:
             if self._on_cpu is not None:
                 twin = self._on_cpu(error)
-                values: list[Tensor] = twin[0].run(self._outputs, feeds)
+                values: Sequence[Any] = twin[0].run(self._outputs, feeds)
                 self._opened, self._on_cpu = twin, None
                 return values
         except Exception as twins:
