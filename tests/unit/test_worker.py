@@ -128,7 +128,7 @@ def test_tensors_are_read_as_they_were_written(tensors: list[np.ndarray]) -> Non
     named = {f"t{number}": one for number, one in enumerate(tensors)}
     memory = np.zeros(4096, np.uint8)
     need = room_for({name: packed(one) for name, one in named.items()})
-    placed = put(named, Room(1, 64, need), memory)
+    placed = put(named, Room(1, 64, need), memory[64:])
     for one in placed:
         found = get(one, memory[64 : 64 + need], 64)
         wanted = named[one.name]
@@ -154,16 +154,16 @@ def test_whatever_a_description_says_nothing_is_read_beyond_its_memory(
 def test_room_comes_back_when_the_last_view_is_gone() -> None:
     """A view of a view holds it; after that the same room is given again, and neighbours are joined."""
     room = TensorRoom(SMALLEST_SEGMENT)
-    first, memory = room.take(1000)
-    second, other = room.take(SMALLEST_SEGMENT // 2)
-    view = memory[64:128].view(np.float32).reshape(4, 4)
-    del memory
+    first, second = room.take(1000), room.take(SMALLEST_SEGMENT // 2)
+    view = first.memory[64:128].view(np.float32).reshape(4, 4)
+    place = first.segment, first.offset
+    del first
     with pytest.raises(Busy):
         room.take(SMALLEST_SEGMENT - 512)
-    del view, other
+    del view, second
     gc.collect()
-    third, _ = room.take(SMALLEST_SEGMENT)
-    assert (first.segment, first.offset) == (third.segment, third.offset) and second.segment == third.segment
+    again = room.take(SMALLEST_SEGMENT)
+    assert (again.segment, again.offset) == place
 
 
 def test_memory_of_one_size_is_given_up_for_another() -> None:
@@ -177,9 +177,8 @@ def test_memory_of_one_size_is_given_up_for_another() -> None:
 def test_shared_memory_cannot_be_shrunk_under_its_reader() -> None:
     """A worker that tries, or its model, gets an error; the agent would get a bus error otherwise."""
     room = TensorRoom(2**21)
-    taken, _ = room.take(100)
     with pytest.raises(PermissionError):
-        os.ftruncate(room.segment(taken.segment).file, 0)
+        os.ftruncate(room.take(100).segment.descriptor, 0)
 
 
 # What goes in and comes out

@@ -181,7 +181,8 @@ class Child:
         room = ask.room
         if need > room.bytes:
             room = self._more_room(ask.number, need)
-        placed = put(found, room, self._memory[room.segment])
+        memory = self._memory[room.segment][room.offset : room.offset + room.bytes]
+        placed = put(found, room, memory)
         return Ran(ask.number, placed, timing.seconds, timing.late, self._engine.notes)
 
     def _more_room(self, number: int, need: int) -> Room:

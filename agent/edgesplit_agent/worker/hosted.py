@@ -91,8 +91,8 @@ class _Keeper:
                 if not left:
                     self._say(refused=ModelRefused(f"release {self.release.digest[:12]} cannot be loaded: {error}"))
                     return False
-            except EdgeError as error:
-                self._say(refused=error)
+            except (EdgeError, OSError) as error:
+                self._say(refused=error if isinstance(error, EdgeError) else EdgeError(str(error)))
                 return False
         return False
 
@@ -112,7 +112,7 @@ class _Keeper:
             try:
                 self._say(worker=self._started())
                 return
-            except EdgeError as error:
+            except (EdgeError, OSError) as error:
                 self._note_loss(str(error))
 
     def _note_loss(self, why: str) -> None:
@@ -120,7 +120,10 @@ class _Keeper:
         self.now.in_a_row += 1
         self.now.why = why
         log.error("worker of release %s %s (%d in a row)", self.release.digest[:12], why, self.now.in_a_row)
-        self.lost(self.release.digest, WorkerLost(f"the model's worker process {why}"))
+        try:
+            self.lost(self.release.digest, WorkerLost(f"the model's worker process {why}"))
+        except Exception:
+            log.exception("nobody could be told of a lost worker")
 
     def _started(self) -> Worker:
         """A worker with everything open. The files are verified now, those of encrypted slices opened in memory."""
@@ -246,7 +249,7 @@ class Hosted:
             "lost_in_a_row": keeper.now.in_a_row,
             "last_lost": keeper.now.why,
             "setup": str(keeper.setup),
-            "notes": list(keeper.now.notes),
+            "notes": list((worker and worker.notes) or keeper.now.notes),
             "tensor_bytes": keeper.room.held_bytes,
         }
 

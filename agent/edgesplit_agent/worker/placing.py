@@ -44,14 +44,14 @@ def room_for(tensors: Mapping[str, Tensor]) -> int:
 
 
 def put(tensors: Mapping[str, Tensor], room: Room, memory: Memory) -> tuple[Placed, ...]:
-    """Write them into that room of this segment's memory, which is large enough."""
-    placed, at = [], room.offset
+    """Write them into that room, whose memory this is, and which is large enough."""
+    placed, at = [], 0
     for name, tensor in tensors.items():
         flat = packed(tensor)
         size = flat.nbytes
         if size:
             memory[at : at + size] = flat.reshape(-1).view(np.uint8)
-        placed.append(Placed(name, room.segment, at, size, oip.datatype(tensor), tensor.shape))
+        placed.append(Placed(name, room.segment, room.offset + at, size, oip.datatype(tensor), tensor.shape))
         at += aligned(size)
     return tuple(placed)
 

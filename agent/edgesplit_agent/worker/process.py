@@ -18,9 +18,8 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
-
-import numpy as np
 
 from edgesplit import oip
 from edgesplit.errors import (
@@ -39,13 +38,12 @@ from edgesplit_agent.worker.flow import Flow
 from edgesplit_agent.worker.host import Job, WorkerLost
 from edgesplit_agent.worker.judging import Bounds, Task, Vitals, load_limit_s, looks_again_s, run_limit_s, verdict
 from edgesplit_agent.worker.last_words import LastWords
-from edgesplit_agent.worker.placing import IN_PLACE, Memory, get, packed, put, room_for
+from edgesplit_agent.worker.placing import Memory, get, packed, put, room_for
+from edgesplit_agent.worker.shared import Shared
 from edgesplit_agent.worker.talk import (
     Channel,
     Failed,
-    Forget,
     Give,
-    Map,
     Open,
     Opened,
     Placed,
@@ -57,7 +55,7 @@ from edgesplit_agent.worker.talk import (
     TooSmall,
     ToWorker,
 )
-from edgesplit_agent.worker.tensor_room import Segment, TensorRoom
+from edgesplit_agent.worker.tensor_room import Piece, TensorRoom
 from edgesplit_agent.worker.vitals import vitals
 
 log = logging.getLogger(__name__)
@@ -66,6 +64,8 @@ NO_ROOM = Room(0, 0, 0)
 COPY_BELOW = 64 * 1024
 """Smaller outputs are copied, so that whoever keeps them does not keep shared memory."""
 FOREVER_S = 1e6
+TAKING_S = 60.0
+"""One slice's description; a process that is starting reads nothing yet."""
 DYING_S = 10.0
 """Between a socket that closes and the end of its process."""
 _NURSERY = ThreadPoolExecutor(1, thread_name_prefix="worker-nursery")
@@ -90,7 +90,8 @@ class Worker:
         self._turn = threading.Lock()
         self._asked: _Asked | None = None
         self._number = 0
-        self._known: set[int] = set()
+        self._shared = Shared(self._tell)
+        self.notes: tuple[str, ...] = ()
         self._task: Task | None = None
         self._watched: Task | None = None
         self._cpu_before_s = 0.0
@@ -127,13 +128,18 @@ class Worker:
     # What the watching thread does
 
     def load(self, slices: Mapping[str, tuple[Slice, SliceSource | None]]) -> None:
-        """Hand it the files of all slices."""
+        """Hand it the files of all slices. ModelRefused for one that cannot be told of; WorkerLost."""
+        self._begin("was handed the model's files", self._bounds.start_s)
         for slice_, source in slices.values():
-            if isinstance(source, SliceInMemory):
-                files = dict(source.descriptors)
-                self._tell(Take(slice_, files=tuple(files)), tuple(files.values()))
-            else:
-                self._tell(Take(slice_, "" if source is None else str(source.absolute())))
+            files = dict(source.descriptors) if isinstance(source, SliceInMemory) else {}
+            folder = str(source.absolute()) if isinstance(source, Path) else ""
+            try:
+                self._tell(Take(slice_, folder, tuple(files)), tuple(files.values()), perf_counter() + TAKING_S)
+            except MalformedMessage as error:
+                raise ModelRefused(f"slice {slice_.name} has too many tensors: {error}") from error
+            except OSError as error:
+                self._end("takes no files" if isinstance(error, TimeoutError) else "")
+                raise WorkerLost(f"the model's worker process {self._why}") from error
 
     def open(self, ask: Open, file_bytes: int) -> Opened:
         """Have it open them; ModelRefused where it cannot or did not live through it."""
@@ -183,7 +189,7 @@ class Worker:
         task = None if select.select([self._channel], [], [], 0)[0] else self._task
         if task is not self._watched:
             self._watched, self._cpu_before_s = task, seen.cpu_s
-        memory = self._bounds.memory_bytes + self._room.held_bytes
+        memory = self._bounds.memory_bytes + self._shared.bytes
         return verdict(task, seen, self._cpu_before_s, perf_counter(), memory)
 
     def _end(self, why: str) -> None:
@@ -240,20 +246,20 @@ class Worker:
                 raise MalformedMessage("an answer to nothing that was asked")
 
     def _run(self, job: Job, flow: Flow, timing: Timing) -> dict[str, Tensor]:
+        self._shared.tidy()
         inputs, kept = self._placed({name: job.tensors[name] for name in flow.reads if name in job.tensors})
-        room, memory = self._room.take(flow.room_bytes)
+        piece = self._room.take(flow.room_bytes)
         self._number += 1
+        room = Room(self._shared.number(piece.segment), piece.offset, len(piece.memory))
         ask = Run(self._number, tuple(job.order), inputs, flow.wants, room)
-        self._map({room.segment: self._room.segment(room.segment)})
-        limit_s = run_limit_s(self._bounds, job.expected_s, _left_s(job.until))
-        self._asked = _Asked(ask.number, [*kept, memory])
-        self._begin("computed", limit_s)
+        self._asked = _Asked(ask.number, [kept, piece])
+        self._begin("computed", run_limit_s(self._bounds, job.expected_s, _left_s(job.until)))
         self._tell(ask, until=job.until)
         answer = self._channel.receive(_left_s(job.until))
         if isinstance(answer, TooSmall) and answer.number == ask.number:
-            room, memory = self._more_room(answer)
+            room, piece = self._more_room(answer, room, piece)
             flow.room_bytes = room.bytes
-            self._asked.kept.append(memory)
+            self._asked.kept.append(piece)
             answer = self._channel.receive(_left_s(job.until))
         if not isinstance(answer, (Ran, Failed)) or answer.number != ask.number:
             raise MalformedMessage(f"{type(answer).__name__} in place of an answer")
@@ -262,52 +268,36 @@ class Worker:
             # Only what decodes frames can tell that the application gave a bad one.
             raise UsageError(answer.text) if answer.kind == "usage" and flow.decodes else InferenceFailed(answer.text)
         _take_times(answer, job, timing)
-        return {**job.tensors, **_outputs(answer.outputs, flow.wants, room, memory)}
+        self.notes = answer.notes
+        return {**job.tensors, **_outputs(answer.outputs, flow.wants, room, piece.memory)}
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[Placed, ...], list[object]]:
-        """The inputs where the worker sees them: written there now, unless they lie there already."""
+        """The inputs where the worker sees them, and what keeps them there: written now, unless they lie in shared
+        memory already."""
         placed: list[Placed] = []
         outside: dict[str, Tensor] = {}
-        segments: dict[int, Segment] = {}
-        kept: list[object] = []
         for name, tensor in tensors.items():
-            found = self._room.find(tensor) if tensor.dtype != object and tensor.flags.c_contiguous else None
-            if found is None or found[1] % IN_PLACE:
+            where = self._shared.place_of(tensor)
+            if where is None:
                 outside[name] = tensor
-                continue
-            segment, offset = found
-            segments[segment.number] = segment
-            kept.append(tensor)
-            placed.append(Placed(name, segment.number, offset, tensor.nbytes, oip.datatype(tensor), tensor.shape))
-        if outside:
-            flat = {name: packed(one) for name, one in outside.items()}
-            room, memory = self._room.take(room_for(flat))
-            segment = self._room.segment(room.segment)
-            segments[segment.number] = segment
-            kept.append(memory)
-            placed += put(outside, room, segment.memory)
-        self._map(segments)
-        return tuple(placed), kept
+            else:
+                placed.append(Placed(name, *where, tensor.nbytes, oip.datatype(tensor), tensor.shape))
+        if not outside:
+            return tuple(placed), [tensors]
+        flat = {name: packed(one) for name, one in outside.items()}
+        piece = self._room.take(room_for(flat))
+        room = Room(self._shared.number(piece.segment), piece.offset, len(piece.memory))
+        return (*placed, *put(outside, room, piece.memory)), [tensors, piece]
 
-    def _map(self, segments: Mapping[int, Segment]) -> None:
-        for number, segment in segments.items():
-            if number not in self._known:
-                self._tell(Map(number, segment.bytes), (segment.file,))
-                self._known.add(number)
-        gone = self._known - self._room.numbers
-        if gone:
-            self._tell(Forget(tuple(gone)))
-            self._known -= gone
-
-    def _more_room(self, asked: TooSmall) -> tuple[Room, Memory]:
+    def _more_room(self, asked: TooSmall, room: Room, piece: Piece) -> tuple[Room, Piece]:
         try:
-            room, memory = self._room.take(asked.bytes)
+            piece = self._room.take(asked.bytes)
         except Busy:
             self._tell(Give(asked.number, NO_ROOM))
-            return NO_ROOM, np.empty(0, np.uint8)
-        self._map({room.segment: self._room.segment(room.segment)})
+            return room, piece
+        room = Room(self._shared.number(piece.segment), piece.offset, len(piece.memory))
         self._tell(Give(asked.number, room))
-        return room, memory
+        return room, piece
 
     def _begin(self, what: str, limit_s: float) -> None:
         self._task = Task(perf_counter(), limit_s, what)
