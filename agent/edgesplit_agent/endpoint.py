@@ -149,7 +149,9 @@ class Endpoint:
             outputs=oip.pick_outputs(answer.outputs, asked.outputs),
             parameters=to_parameters(answer.report),
         )
-        body, header_length = oip.encode_response(response, asked.binary_outputs, at=asked.outputs_at, memory=memory)
+        body, header_length = oip.encode_response(
+            response, asked.binary_outputs, at=asked.outputs_at, room=asked.answer_at, memory=memory
+        )
         headers = {"content-type": "application/json"}
         if header_length is not None:
             headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(header_length)}
