@@ -44,12 +44,14 @@ class AsyncClient:
         timeout_s: float = 10.0,
         *,
         tls: ssl.SSLContext | None = None,
+        shared_memory: bool = True,
         connections: int = 64,
     ) -> None:
-        """`connections`: as many requests are under way at once; more wait for their turn, as part of their time."""
+        """As `Client`; `connections`: as many requests are under way at once; more wait for their turn, as part of their time."""
         self._address = Address.parse(url)
         self._tls = (tls or ssl.create_default_context()) if self._address.tls else None
         self._timeout_s = timeout_s
+        self._shared_memory = shared_memory
         self._room = asyncio.Semaphore(connections)
         self._idle: list[AsyncConnection] = []
         self._busy: set[AsyncConnection] = set()
@@ -168,9 +170,12 @@ class AsyncClient:
             await asyncio.wait_for(self._room.acquire(), max(0.0, deadline - monotonic()))
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise DeadlineExceeded("all connections of this client were busy until the deadline") from error
-        connection = self._idle.pop() if self._idle else AsyncConnection(self._address, self._tls)
+        connection = self._idle.pop() if self._idle else self._made()
         self._busy.add(connection)
         return connection
+
+    def _made(self) -> AsyncConnection:
+        return AsyncConnection(self._address, self._tls, shared_memory=self._shared_memory)
 
     def _given_back(self, connection: AsyncConnection, good: bool) -> None:
         self._busy.discard(connection)

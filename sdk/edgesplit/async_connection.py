@@ -27,7 +27,8 @@ T = TypeVar("T")
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection, for one exchange at a time."""
 
-    def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, *, shared_memory: bool = True) -> None:
+        self._may_share = bool(address.socket) and shared_memory
         self._address = address
         self._tls = tls
         self._sock: socket.socket | None = None
@@ -103,7 +104,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         arena.close()
 
     async def _asked(self, prefix: str, question: Question, deadline: float) -> tuple[Reply, Arena]:
-        if self._address.socket and (segment := self._arena.begin(question)) is not None:
+        if self._may_share and (segment := self._arena.begin(question)) is not None:
             await self._offer(segment, prefix, deadline)
         arena = self._arena
         inputs_at, answer_at = arena.lend(question)

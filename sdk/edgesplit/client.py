@@ -40,16 +40,24 @@ class Client:
     """
 
     def __init__(
-        self, url: str = "http://127.0.0.1:8600", timeout_s: float = 10.0, *, tls: ssl.SSLContext | None = None
+        self,
+        url: str = "http://127.0.0.1:8600",
+        timeout_s: float = 10.0,
+        *,
+        tls: ssl.SSLContext | None = None,
+        shared_memory: bool = True,
     ) -> None:
-        """`url`: `http://…`, `https://…` or `unix:///path/of/the/agent.sock`; `timeout_s` is for `models` and such."""
-        address = Address.parse(url)
-        self._begin(address, (tls or ssl.create_default_context()) if address.tls else None, timeout_s)
+        """`url`: `http://…`, `https://…` or `unix:///path/of/the/agent.sock`; `timeout_s` is for `models` and such.
 
-    def _begin(self, address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        `shared_memory=False`: tensors travel as bytes over a Unix socket too."""
+        address = Address.parse(url)
+        self._begin(address, (tls or ssl.create_default_context()) if address.tls else None, timeout_s, shared_memory)
+
+    def _begin(self, address: Address, tls: ssl.SSLContext | None, timeout_s: float, shared_memory: bool) -> None:
         self._address = address
         self._tls = tls
         self._timeout_s = timeout_s
+        self._shared_memory = shared_memory
         self._own = threading.local()
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Connection] = {}
@@ -108,7 +116,7 @@ class Client:
         """
         settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), parameters or {})
         twin = Client.__new__(type(self))  # its connections end with the stream, and only they
-        twin._begin(self._address, self._tls, self._timeout_s)
+        twin._begin(self._address, self._tls, self._timeout_s, self._shared_memory)
         return answers(settings, frames, twin)
 
     def models(self) -> tuple[str, ...]:
@@ -170,7 +178,7 @@ class Client:
             raise LinkError("this client was closed")
         own: Connection | None = getattr(self._own, "connection", None)
         if own is None:
-            own = self._own.connection = Connection.to(self._address, self._tls)
+            own = self._own.connection = Connection.to(self._address, self._tls, shared_memory=self._shared_memory)
             with self._lock:
                 self._connections[threading.current_thread()] = own
                 ended = [thread for thread in self._connections if not thread.is_alive()]

@@ -43,19 +43,21 @@ class Connection:
         server_name: str | None = None,
         *,
         path: str = "",
+        shared_memory: bool = True,
     ) -> None:
-        """To `host` and `port`, or to the Unix socket at `path`."""
+        """To `host` and `port`, or to the Unix socket at `path`, with large tensors in shared memory where they can."""
         self._address = Address(host, port, tls is not None, socket=path)
         self._tls = tls
         self._server_name = server_name or host
         self._sock: socket.socket | None = None
+        self._may_share = bool(path) and shared_memory
         self._arena = Arena()
         self._ended = False
 
     @classmethod
-    def to(cls, address: Address, tls: ssl.SSLContext | None = None) -> Connection:
+    def to(cls, address: Address, tls: ssl.SSLContext | None = None, *, shared_memory: bool = True) -> Connection:
         """To that address."""
-        return cls(address.host, address.port, tls, path=address.socket)
+        return cls(address.host, address.port, tls, path=address.socket, shared_memory=shared_memory)
 
     @property
     def is_open(self) -> bool:
@@ -131,7 +133,7 @@ class Connection:
 
     def _asked(self, prefix: str, question: Question, deadline: float) -> tuple[Reply, Arena]:
         """The reply, and the memory that it may lie in."""
-        if self._address.socket and (segment := self._arena.begin(question)) is not None:
+        if self._may_share and (segment := self._arena.begin(question)) is not None:
             self._offer(segment, prefix, deadline)
         arena = self._arena
         inputs_at, answer_at = arena.lend(question)

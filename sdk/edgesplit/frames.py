@@ -84,10 +84,11 @@ class Window(Generic[T]):
         """A frame has been taken from the source. Where there is no room for it, one gives way."""
         entry = _Entry(self._next, content)
         self._next += 1
-        waiting = next((one for one in self._entries if not one.begun and one.result is None), None)
         self._entries.append(entry)
-        if waiting is not None:
-            self._give_way(waiting if self._drop == "oldest" else entry)
+        waiting = [one for one in self._entries if not one.begun and one.result is None]
+        begun = sum(one.begun for one in self._entries)
+        if self._drop != "none" and begun + len(waiting) > self._in_flight + 1:
+            self._give_way(waiting[0] if self._drop == "oldest" else entry)
 
     def begin(self) -> tuple[int, T] | None:
         """The next frame to send, by number, if one may be sent now; it is under way from now on."""
