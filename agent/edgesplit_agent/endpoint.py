@@ -72,7 +72,13 @@ class Endpoint:
         if not is_local(request):
             return error_response(403, "only programs on this device may ask (Host and Origin must be localhost)")
         try:
-            return self._fixed(request) or self._triton_calls(request) or self._of_model(request)
+            found = _MODEL.fullmatch(request.path)
+            if found is not None and request.path != ALL_STATS_PATH:
+                return self._of_model(request, found)
+            answer = self._fixed(request) or self._triton_calls(request)
+            if answer is None:
+                raise NotFound(f"no such path: {request.path[:200]}")
+            return answer
         except UnknownCoding as error:
             return error_response(415, str(error), {"accept-encoding": ", ".join(CODINGS)})
 
@@ -80,11 +86,8 @@ class Endpoint:
         """Give up what clients have registered."""
         self._regions.close()
 
-    def _of_model(self, request: Request) -> Response:
+    def _of_model(self, request: Request, match: re.Match[str]) -> Response:
         """Paths with a model in them."""
-        match = _MODEL.fullmatch(request.path)
-        if match is None:
-            raise NotFound(f"no such path: {request.path[:200]}")
         model, rest = match["model"], match["rest"] or ""
         release = self._release(model, match["version"])
         if request.method == "POST" and rest == "infer":
