@@ -17,19 +17,23 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Server
+from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
+from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
+from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
-from edgesplit_agent.remote import Remote
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states
@@ -79,6 +83,9 @@ class AgentSettings:
     """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+    hedge: Hedge = "auto"
+    hedge_budget: float = PART
+    """See `hedging`."""
 
 
 class Agent:
@@ -93,7 +100,10 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
-        self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
+        self._engine = Engine(
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+        )  # fmt: skip
         self._endpoint = Endpoint(self._engine, self.status)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
@@ -186,6 +196,9 @@ class Agent:
             "trouble": have.offer_trouble,
             "starts_not_found_healthy": have.starts,
             "joined": self._engine.joined,
+            "hedging": dict(self._engine.hedging),
+            "dropped": self._engine.dropped,
+            "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
 
@@ -260,11 +273,3 @@ class Agent:
         self._shaped.start()
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
-
-
-def host_and_port(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
-    return host.strip("[]"), int(port)

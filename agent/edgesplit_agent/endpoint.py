@@ -25,6 +25,7 @@ from edgesplit.model_statistics import ModelStatistics
 from edgesplit.regions import Regions
 from edgesplit.report import Report, to_parameters
 from edgesplit.triton_calls import EXTENSIONS, TritonCalls
+from edgesplit.wishes import from_parameters
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import DEADLINE_S, Engine, known
 
@@ -143,8 +144,9 @@ class Endpoint:
         asked = oip.decode_request(_plain(request), oip.header_length(request.headers), memory)
         oip.pick_outputs({spec.name: spec for spec in release.outputs}, asked.outputs)
         deadline_s = oip.timeout_s(asked.parameters) or DEADLINE_S
+        wishes = from_parameters(asked.parameters)
         inputs = _kept(asked.inputs, release)
-        answer = self._engine.infer(model, inputs, deadline_s=deadline_s, request_id=asked.id)
+        answer = self._engine.infer(model, inputs, deadline_s=deadline_s, request_id=asked.id, wishes=wishes)
         response = oip.InferResponse(
             model=model,
             version=_version(release),
