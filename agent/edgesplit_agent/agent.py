@@ -17,8 +17,10 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Server
+from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
+from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
@@ -32,7 +34,6 @@ from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.hedging import PART
-from edgesplit_agent.remote import Remote
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states
@@ -45,6 +46,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+
+
+@dataclass(frozen=True)
+class LocalSocket:
+    """The Unix socket that applications may use."""
+
+    path: Path | None = None
+    """None: `agent.sock` in the data folder, or none where there can be none."""
+    mode: int = 0o600
+    group: str | None = None
+    wanted: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +79,8 @@ class AgentSettings:
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
     """Releases take no more room than this; None: half of the disk."""
+    socket: LocalSocket = field(default_factory=LocalSocket)
+    """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
     hedge: Hedge = "auto"
@@ -90,7 +104,9 @@ class Agent:
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
         )  # fmt: skip
-        self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
+        self._endpoint = Endpoint(self._engine, self.status)
+        self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
+        self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._make_runtime,
@@ -105,6 +121,7 @@ class Agent:
         """Serve what is here at once; then connect."""
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
+        self._local_server = self._listen_locally()
         self._engine.start()
         self._uplink = Uplink(
             self._folder,
@@ -121,13 +138,22 @@ class Agent:
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
-        here = Here(device=self._identity.device, url=self.url, pid=os.getpid(), emulated=self._settings.emulate)
+        here = Here(
+            device=self._identity.device,
+            url=self.url,
+            pid=os.getpid(),
+            emulated=self._settings.emulate,
+            socket=self.socket_url,
+        )
         self._folder.write_here(here)
 
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
-        self._server.stop()
+        for server in (self._local_server, self._server):
+            if server is not None:
+                server.stop()
+        self._endpoint.close()
         if self._uplink is not None:
             self._uplink.stop()
         self._updater.stop()
@@ -141,6 +167,11 @@ class Agent:
         """Where applications on this device reach it."""
         return self._server.url
 
+    @property
+    def socket_url(self) -> str:
+        """The same without TCP; empty where there is no Unix socket."""
+        return self._local_server.url if self._local_server is not None else ""
+
     def status(self) -> dict[str, Any]:
         """What people and tools may know; `edgesplit-agent status` shows it."""
         want, have = self._updater.snapshot
@@ -153,6 +184,7 @@ class Agent:
             "emulated": self._settings.emulate,
             "link_emulated": self._settings.link or "",
             "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
+            "socket": self.socket_url,
             "session": uplink.session_number if uplink else 0,
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
@@ -169,6 +201,22 @@ class Agent:
             "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
+
+    def _listen_locally(self) -> Server | None:
+        """The endpoint on a Unix socket too. One that nobody asked for by name can be done without."""
+        wanted = self._settings.socket
+        if not wanted.wanted:
+            return None
+        path = wanted.path or self._folder.socket
+        server = Server(self._endpoint, path=path.absolute(), mode=wanted.mode, group=wanted.group)
+        try:
+            server.start()
+        except UsageError as error:
+            if wanted.path is not None:
+                raise
+            log.warning("applications reach this agent by TCP only: %s", error)
+            return None
+        return server
 
     def _renewed(self) -> None:
         """Show the new certificate from now on, everywhere."""
@@ -225,11 +273,3 @@ class Agent:
         self._shaped.start()
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
-
-
-def host_and_port(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
-    return host.strip("[]"), int(port)

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from edgesplit import oip, plan
+from edgesplit.breaker import Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Plan, Row
+from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor
 from edgesplit.wishes import NONE, Hedge, Wishes
 from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.cloud import IDLE_PROBE_S, WAKE_UP, Cloud
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device, Live, OwnPart
@@ -30,7 +31,6 @@ from edgesplit_agent.hedging import PART, Ledger
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S
 from edgesplit_agent.processor import Processor
-from edgesplit_agent.remote import Remote
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
 

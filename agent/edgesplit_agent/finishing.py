@@ -14,6 +14,7 @@ from time import perf_counter
 from edgesplit import codecs, oip
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, UsageError
 from edgesplit.plan import Conditions
+from edgesplit.remote import RemoteAnswer, RemoteFailure, ask
 from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.emulated import wait_out
@@ -25,7 +26,6 @@ from edgesplit_agent.hedging import Ledger, cost_of, moments, radio_joules, watt
 from edgesplit_agent.patience import LEAST_S, tail_s
 from edgesplit_agent.processor import Processor, Withdrawn
 from edgesplit_agent.race import Encoded, Race, TailDone, TailFailed
-from edgesplit_agent.remote import RemoteAnswer, RemoteFailure, ask
 from edgesplit_agent.request import Answer, Expected, Request
 
 log = logging.getLogger(__name__)
@@ -296,6 +296,9 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         encode_s=race.encoded.seconds if race else 0.0,
         link_s=cloud.link_s if cloud else 0.0,
         remote_s=cloud.server_s if cloud else 0.0,
+        hop_s=cloud.hop_s if cloud else 0.0,
+        hop_server_s=cloud.hop_server_s if cloud else 0.0,
+        hop_cause=cloud.hop_cause if cloud else "",
         up_bytes=race.encoded.asked.up_bytes if race else 0,
         down_bytes=cloud.down_bytes if cloud else 0,
     )

@@ -29,9 +29,9 @@ from agent_world import (
 )
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, InferenceFailed, LinkError
 from edgesplit.plan import Row
+from edgesplit.remote import Remote
 from edgesplit.wishes import Wishes
 from edgesplit_agent.engine import Answer, Engine, Settings
-from edgesplit_agent.remote import Remote
 
 CUT = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
 LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
