@@ -38,6 +38,7 @@ from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
 
@@ -250,14 +251,23 @@ class Engine:
 
     def _answer(self, request: Request) -> Answer:
         release = request.release
+
+        def choose(seen: Situation) -> Choice | None:
+            return self._choose(request, seen)
+
         try:
-            return self._by(request, lambda seen: self._choose(request, seen))
+            return self._by(request, choose)
         except _OwnPartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             try:
                 return self._by(request, lambda seen: _without_the_device(release.plan, seen), cause="device")
             except _NoRow:  # what the device said is the reason
-                raise failure.error from None
+                if not isinstance(failure.error, WorkerLost):
+                    raise failure.error from None
+        try:  # another worker is on its way
+            return self._by(request, choose)
+        except _OwnPartFailed as again:
+            raise again.error from None
 
     def _by(self, request: Request, choose: Callable[[Situation], Choice | None], cause: str = "") -> Answer:
         """The answer by the row chosen. `cause`: why it is not the first one chosen."""
