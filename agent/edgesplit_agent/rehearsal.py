@@ -22,6 +22,7 @@ from edgesplit.plan import Plan, Power, Row
 from edgesplit.uplink_trace import UplinkTrace
 from edgesplit_agent.choosing import Choice, Held, Situation, decide
 from edgesplit_agent.energy import spent_j
+from edgesplit_agent.hedging import Budget
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.patience import LEAST_S, MARGIN_S, patience_s
 from edgesplit_agent.stance import PERFORMANCE, Stance
@@ -62,6 +63,8 @@ class Told:
     hedged: bool = False
     """The device began to finish beside the cloud."""
     sent: bool = False
+    tail_s: float = 0.0
+    """That the device worked on it beside the cloud."""
     in_time: bool = True
 
 
@@ -88,6 +91,8 @@ class World:
     breaker: Breaker = field(default_factory=Breaker)
     last_sent: float = -math.inf
     held: Held | None = None
+    budget: Budget | None = None
+    """For hedges that no deadline demands; None: there is no bound."""
     _order: Iterator[int] = field(default_factory=itertools.count)
     _news: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
 
@@ -114,7 +119,15 @@ def rehearse(scene: Scene, policy: Policy) -> list[Told]:
             told.append(Told("", scene.deadline_s, 0.0, in_time=False))
             continue
         told.append(_answered(scene, world, choice, at, policy.knows))
+        _book(scene, world, told[-1])
     return told
+
+
+def _book(scene: Scene, world: World, told: Told) -> None:
+    """What one request leaves of the budget, as the agent's ledger counts it."""
+    local = scene.plan.local
+    if world.budget is not None and local is not None and told.sent:
+        world.budget = world.budget.asked(local.device_s).spent(told.tail_s)
 
 
 def _answered(scene: Scene, world: World, choice: Choice, at: float, knows: bool) -> Told:
@@ -163,7 +176,7 @@ def _answered(scene: Scene, world: World, choice: Choice, at: float, knows: bool
     world.processor_free = stopped
     busy_s = (row.device_s + row.encode_s) * slow + stopped - starts
     told = _told(scene, row, at, ends, busy_s=busy_s, sent=sent, ends=ends)
-    return replace(told, by_tail=done < answered, hedged=True)
+    return replace(told, by_tail=done < answered, hedged=True, tail_s=stopped - starts)
 
 
 def _way(scene: Scene, world: World, row: Row, sent: float) -> tuple[float, float]:
@@ -246,18 +259,27 @@ class Adaptive:
     """The agent: its choice under a stance, with a budget for hedging or without."""
 
     stance: Stance = PERFORMANCE
-    may_hedge: bool = True
+    hedge_part: float | None = None
+    """Early hedges may cost this part of what answering everything alone would; None: whatever they cost."""
     knows: bool = False
 
     def choose(self, scene: Scene, world: World, at: float) -> Choice | None:
         """What `choosing.decide` says."""
         seen = Situation(
-            world.meter, at, may_hedge=self.may_hedge, deadline_s=scene.deadline_s, per_s=1.0 / scene.period_s
+            world.meter, at, may_hedge=self._may_hedge(scene, world), deadline_s=scene.deadline_s, per_s=1.0 / scene.period_s
         )
         choice = decide(scene.plan, seen, self.stance, world.held)
         if choice is not None and (world.held is None or world.held.row != choice.row.name):
             world.held = Held(choice.row.name, at)
         return choice
+
+
+    def _may_hedge(self, scene: Scene, world: World) -> bool:
+        local = scene.plan.local
+        if self.hedge_part is None or local is None:
+            return True
+        world.budget = world.budget or Budget(self.hedge_part).asked(local.device_s)
+        return world.budget.allows(local.device_s)
 
 
 @dataclass(frozen=True, slots=True)
