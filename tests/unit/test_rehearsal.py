@@ -126,3 +126,19 @@ def test_saver_is_never_dearer_than_answering_alone() -> None:
         assert spent["saver"] <= 1.02 * (LOCAL.device_joules or 0.0)
         if path.stem in ("lte-parked", "wifi-walk"):
             assert spent["saver"] <= 1.02 * min(spent.values())
+
+
+@pytest.mark.parametrize("watts", [2.9, 3.5, 4.1])
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_a_power_budget_is_kept_where_any_row_keeps_it(path: Path, watts: float) -> None:
+    """Average power over the trace, idling included, against the row that draws least; nothing is lost for it."""
+    here = scene(read_uplink_trace(path))
+
+    def drawn(policy: Policy) -> float:
+        told = rehearse(here, policy)
+        assert all(one.in_time for one in told)
+        beyond = statistics.fmean(one.joules - POWER.idle_watts * one.seconds for one in told)
+        return POWER.idle_watts + beyond / here.period_s
+
+    least = min(drawn(Always(row.name)) for row in here.plan.rows)
+    assert drawn(Adaptive(Stance(watts=watts), hedge_part=0.0)) <= 1.03 * max(watts, least)
