@@ -130,8 +130,8 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
                     if cell.policy in marks:
                         mark, colour = marks[cell.policy]
                         axis.plot(cell.mean_s * 1e3, cell.joules, mark, color=colour, markersize=5, label=cell.policy)
-                axis.set_xlim(0, None)
-                axis.set_ylim(0, None)
+                axis.set_xlim(0, 1.12e3 * max(cell.mean_s for cell in mine))
+                axis.set_ylim(0, 1.12 * max(cell.joules for cell in mine))
                 if down == 0:
                     axis.set_title(trace, fontsize=7)
                 if across == 0:

@@ -49,6 +49,8 @@ class Held:
 
     row: str
     since: float
+    mode: str = "performance"
+    """Of the stance at its last choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,11 @@ def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held
     wanted = _with_weights(within, stance.mode, now, seen.deadline_s)
     local = plan.local
     if local is None or not seen.remote_ok:
-        row = _settled(wanted, now, held, seen.now)
+        row = _settled(wanted, now, held, seen.now, stance.mode)
         return Choice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, now)
     races = stance.races and seen.may_hedge and not wanted.weights
-    settled = _settled(wanted, now if races else _risky(wanted, seen, now, local), held, seen.now)
+    settled = _settled(wanted, now if races else _risky(wanted, seen, now, local), held, seen.now, stance.mode)
     if settled is None or not races:
         return _sent(Choice(settled, why=why), seen, now, local, local_s, stance) if settled is not None else None
     raced = _worth_a_race(within.rows, seen, now, local_s, held)
@@ -149,10 +151,13 @@ def _worth_a_race(
     return kept if best is not None and kept is not None and kept_s >= KEEP * most_s else best
 
 
-def _settled(plan: Plan, now: Conditions, held: Held | None, at: float) -> Row | None:
-    """The plan's choice with hysteresis; away from the device only after a while with the row before."""
-    row = plans.choose(plan, now, held.row if held else None)
-    if row is None or held is None or row.is_local or row.name == held.row or at - held.since >= DWELL_S:
+def _settled(plan: Plan, now: Conditions, held: Held | None, at: float, mode: str) -> Row | None:
+    """The plan's choice with hysteresis; away from the device only after a while with the row before. Another stance
+    holds to nothing."""
+    if held is None or held.mode != mode:
+        return plans.choose(plan, now)
+    row = plans.choose(plan, now, held.row)
+    if row is None or row.is_local or row.name == held.row or at - held.since >= DWELL_S:
         return row
     kept = next((one for one in plan.rows if one.name == held.row and (one.is_local or now.remote_ok)), None)
     return kept or plan.local or row
@@ -235,6 +240,12 @@ def joules_of(row: Row, plan: Plan, now: Conditions) -> float:
     return plans.marginal_j(row, now, plan.power) if plan.power is not None else 0.0
 
 
+def held_after(held: Held | None, choice: Choice, stance: Stance, now: float) -> Held:
+    """What is held once this was chosen."""
+    since = held.since if held is not None and held.row == choice.row.name else now
+    return Held(choice.row.name, since, stance.mode)
+
+
 class Chooser:
     """Chooses for all models of a device, and remembers what is held. Thread-safe."""
 
@@ -258,8 +269,7 @@ class Chooser:
             counted = replace(seen, per_s=rate(asked, seen.now), others_watts=others, saved_j=self._bank.saved_j)
             choice = decide(plan, counted, stance, held)
             if choice is not None:
-                if held is None or held.row != choice.row.name:
-                    self._held[model] = Held(choice.row.name, seen.now)
+                self._held[model] = held_after(held, choice, stance, seen.now)
                 self._why[model] = choice.why
                 self._watts[model] = counted.per_s * joules_of(choice.row, plan, counted.conditions())
             return choice

@@ -20,7 +20,7 @@ from edgesplit import plan as plans
 from edgesplit.breaker import Breaker
 from edgesplit.plan import Plan, Power, Row
 from edgesplit.uplink_trace import UplinkTrace
-from edgesplit_agent.choosing import Choice, Held, Situation, decide, watts_left
+from edgesplit_agent.choosing import Choice, Held, Situation, decide, held_after, watts_left
 from edgesplit_agent.energy import spent_j
 from edgesplit_agent.hedging import Budget
 from edgesplit_agent.link_meter import LinkMeter, probe_due
@@ -282,8 +282,8 @@ class Adaptive:
             saved_j=world.bank.saved_j,
         )
         choice = decide(scene.plan, seen, self.stance, world.held)
-        if choice is not None and (world.held is None or world.held.row != choice.row.name):
-            world.held = Held(choice.row.name, at)
+        if choice is not None:
+            world.held = held_after(world.held, choice, self.stance, at)
         return choice
 
     def _may_hedge(self, scene: Scene, world: World) -> bool:

@@ -146,10 +146,11 @@ def test_a_forced_row_is_taken_whatever_the_stance() -> None:
 
 def test_after_a_change_the_device_stays_for_a_while() -> None:
     """Back to the device at once, away from it only after a while: so a link that flaps turns little over."""
-    still, saver = Held("local", 10.0), Stance("balanced")
+    still, saver = Held("local", 10.0, "balanced"), Stance("balanced")
     assert named(decide(PLAN, at(now=10.0 + DWELL_S / 2, may_hedge=False), saver, still)) == "local"
     assert named(decide(PLAN, at(now=10.0 + DWELL_S, may_hedge=False), saver, still)) == "remote"
-    assert named(decide(PLAN, at(1e3, now=10.1, may_hedge=False), saver, Held("remote", 10.0))) == "local"
+    assert named(decide(PLAN, at(1e3, now=10.1, may_hedge=False), saver, replace(still, row="remote"))) == "local"
+    assert named(decide(PLAN, at(now=10.1, may_hedge=False), saver, Held("local", 10.0))) == "remote"  # another stance
 
 
 def test_a_capped_clock_moves_the_choice_with_the_first_request() -> None:
