@@ -61,10 +61,22 @@ class Device:
             return request.release.run(slices, tensors, timing, until)
 
     def run_in_time(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing) -> Live:
-        """The same on another thread, which is left alone with it when the deadline comes."""
+        """The same, told of at the deadline whatever the slices do: on another thread, where they could hang this one,
+        which is left alone with it then."""
         if not slices:
             self._processor.begin(request.place)
             return dict(tensors)
+        if not request.release.host.keeps_deadlines:
+            return self._aside(request, slices, tensors, timing)
+        try:
+            return self.run(request, slices, tensors, timing, again=False)
+        except Exception as error:
+            if (typed := _typed(error)) is error:
+                raise
+            raise typed from error
+
+    def _aside(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing) -> Live:
+        """On another thread, waited for until the deadline."""
         done: queue.SimpleQueue[Live | Exception] = queue.SimpleQueue()
 
         def work() -> None:
@@ -83,10 +95,8 @@ class Device:
         except queue.Empty:
             self._processor.withdraw(request.place)
             raise DeadlineExceeded("the device's part was not done before the deadline") from None
-        if isinstance(result, EdgeError):
-            raise result
         if isinstance(result, Exception):
-            raise InferenceFailed(f"the device's part failed: {result!r}") from result
+            raise _typed(result)
         return result
 
     def _tell(self, release: str, error: Exception | None) -> None:
@@ -94,3 +104,7 @@ class Device:
             self._own_part(release, error)
         except Exception:
             log.exception("nobody could be told how the device's part went")
+
+
+def _typed(error: Exception) -> EdgeError:
+    return error if isinstance(error, EdgeError) else InferenceFailed(f"the device's part failed: {error!r}")

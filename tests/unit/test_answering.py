@@ -348,6 +348,17 @@ def test_an_observer_that_raises_costs_no_answer() -> None:
     engine.stop()
 
 
+def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker process needs no thread to be waited for aside; what it raises is typed all the same."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        monkeypatch.setattr("edgesplit_agent.worker.host.InProcess.keeps_deadlines", True)
+        assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
+        steps["a"].error = KeyError("no such slice")
+        with pytest.raises(InferenceFailed):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+        assert engine._running.threads == 0
+
+
 @pytest.mark.parametrize("error", [KeyError("no such slice"), MemoryError(), SystemExit("a thread's end")])
 def test_whatever_a_slice_raises_is_a_typed_error(error: BaseException) -> None:
     """In the device's part and in the tail."""

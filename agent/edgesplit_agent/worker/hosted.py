@@ -186,6 +186,8 @@ class _Keeper:
 class Hosted:
     """Implements `Host`. When nothing refers to it any more, its worker ends."""
 
+    keeps_deadlines = True
+
     def __init__(
         self,
         release: Release,
