@@ -232,10 +232,10 @@ class Onward:
             found = self._remote.ping(PING_S)
             with self._lock:
                 if isinstance(found, RemoteFailure):
-                    self._breaker = self._breaker.failed(monotonic(), random.random())
+                    self._breaker = self._breaker.failed(monotonic(), random.random(), probe=True)
                 else:
                     log.warning("the next tier is there again, trying it")
-                    self._breaker = self._breaker.probed()
+                    self._breaker = self._breaker.probed(monotonic())
         finally:
             with self._lock:
                 self._pinging = False
@@ -245,7 +245,7 @@ class Onward:
             was = self._breaker.state
             if not isinstance(outcome, RemoteFailure):
                 well = not isinstance(outcome, Relayed) or outcome.status < 500
-                self._breaker = self._breaker.succeeded() if well else self._breaker
+                self._breaker = self._breaker.succeeded(monotonic()) if well else self._breaker
             elif outcome.cause != "rejected":
                 refused = outcome.cause == "refused"
                 self._breaker = self._breaker.failed(monotonic(), random.random(), refused=refused)

@@ -84,7 +84,7 @@ JPEGS = [jpeg for jpeg, _ in frames(4)]
 
 
 def test_every_row_of_three_tiers_answers_as_the_whole_model(tiers: Tiers) -> None:
-    """A part on each tier by one signed plan: the bits are the whole model's, and the report tells who took how long."""
+    """A part on each tier by one signed plan: the bits are the whole model's, and the report says who took how long."""
     third = len(tiers.layers) // 3
     plan = tiers.deploy(tiers.layers[third], "--edge-after", tiers.layers[2 * third])
 
