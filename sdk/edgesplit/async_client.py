@@ -47,7 +47,7 @@ class AsyncClient:
         shared_memory: bool = True,
         connections: int = 64,
     ) -> None:
-        """As `Client`; `connections`: as many requests are under way at once; more wait for their turn, as part of their time."""
+        """As `Client`; `connections`: so many requests are out at once; more wait for their turn, within their time."""
         self._address = Address.parse(url)
         self._tls = (tls or ssl.create_default_context()) if self._address.tls else None
         self._timeout_s = timeout_s
