@@ -22,9 +22,12 @@ from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
 from edgesplit.runtime import Runtime, Tensor, execute
 from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit.seen.spans import OFF, Tracer
+from edgesplit.seen.timeline import DECODE, ENCODE, QUEUE, RUN
 from edgesplit_offload.bodies import CODINGS, UnknownCoding, decoded
 from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
 from edgesplit_offload.turns import Turns
+from edgesplit_offload.visits import Visit, Visits
 
 SECONDS_HEADER = "edgesplit-seconds"
 LOAD_HEADER = "edgesplit-load"
@@ -66,8 +69,10 @@ class OffloadServer:
         at_once: int | None = None,
         waiting: int | None = None,
         revoked: Container[object] = frozenset(),
+        tracer: Tracer = OFF,
     ) -> None:
         self._revoked = revoked
+        self._visits = Visits(tracer)
         runs = at_once or os.cpu_count() or 1
         self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat())
         self._turns = Turns(runs, 8 * runs if waiting is None else waiting)
@@ -103,6 +108,7 @@ class OffloadServer:
         began = perf_counter()
         try:
             if request.peer_serial in self._revoked:
+                self._visits.refused()
                 return error_response(403, "this certificate was revoked")
             response = self._route(request)
         except UnknownCoding as error:
@@ -125,11 +131,12 @@ class OffloadServer:
             return _not_allowed(method)
         if found["version"] not in (None, VERSION):
             raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
-        return self._of_model(request, self._shelf.model(found["model"]), verb)
-
-    def _of_model(self, request: Request, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/infer":
-            return self._infer(request, model)
+            with self._visits.visit(request) as visit:
+                return self._infer(request, self._shelf.model(found["model"]), visit)
+        return self._of_model(self._shelf.model(found["model"]), verb)
+
+    def _of_model(self, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/ready":
             model.programs()
             return Response()
@@ -137,22 +144,30 @@ class OffloadServer:
             return json_response(200, oip.model_config(model.name, model.wire_inputs, model.outputs))
         return json_response(200, oip.model_metadata(model.name, [VERSION], model.wire_inputs, model.outputs))
 
-    def _infer(self, request: Request, model: RemoteModel) -> Response:
+    def _infer(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
         arrived = monotonic()
-        body = decoded(request.body, request.headers.get("content-encoding", ""))
-        asked = oip.decode_request(body, oip.header_length(request.headers))
-        inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
-        oip.check_tensors(inputs, model.inputs)
-        oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
+        visit.model, visit.row = model.served, model.row.name
+        with visit.timeline.phase(DECODE):
+            body = decoded(request.body, request.headers.get("content-encoding", ""))
+            asked = oip.decode_request(body, oip.header_length(request.headers))
+            inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
+            oip.check_tensors(inputs, model.inputs)
+            oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
         patience_s = oip.timeout_s(asked.parameters)
         deadline = None if patience_s is None else arrived + patience_s
+        queued = perf_counter()
         with self._turns.take(deadline, request.closed):
-            outputs = _run(model, inputs, asked.outputs)
-        answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
-        buffers, length = oip.encode_response(answer, asked.binary_outputs)
+            visit.timeline.add(QUEUE, queued, perf_counter())
+            with visit.timeline.phase(RUN):
+                outputs = _run(model, inputs, asked.outputs)
+        with visit.timeline.phase(ENCODE):
+            answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
+            buffers, length = oip.encode_response(answer, asked.binary_outputs)
+        visit.sent = sum(len(part) for part in buffers)
         if length is None:
-            return Response(200, {"content-type": "application/json"}, buffers)
-        return Response(200, {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length)}, buffers)
+            return Response(200, {"content-type": "application/json", **visit.headers()}, buffers)
+        kind = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length)}
+        return Response(200, {**kind, **visit.headers()}, buffers)
 
     def _index(self, _: Request) -> Response:
         """Triton's model repository index: the models that can be run now."""

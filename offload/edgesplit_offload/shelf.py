@@ -70,6 +70,11 @@ class RemoteModel:
             one for spec in self.inputs for one in codecs.wire_specs(spec, codec_of.get(spec.name, codecs.RAW))
         )
 
+    @property
+    def served(self) -> str:
+        """The model that it is a part of, as `name@version`."""
+        return self._shared.release.manifest.model
+
     def programs(self) -> Mapping[str, Program]:
         """Its slices, loaded now where they were not."""
         return self._shared.load(self.row.remote)
