@@ -6,10 +6,12 @@ race with the cloud counts there. The spans show all of it, the losers' work too
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from edgesplit.remote import Outcome, RemoteFailure
 from edgesplit.report import Report
 from edgesplit.runtime import Timing
 from edgesplit.seen import trace
@@ -47,6 +49,17 @@ class Course:
         if decoded > began:
             self.timeline.add(DECODE, began, decoded)
         self.timeline.add(DEVICE, decoded, ended)
+
+    @contextmanager
+    def offloading(self, request_id: str) -> Iterator[Callable[[Outcome], None]]:
+        """The exchange with the cloud runs inside, on this thread, under a span of its own; then tell how it ended."""
+        span, outcomes = self.span.child(OFFLOAD, "client"), list[Outcome]()
+        try:
+            with trace.working_for(span.context, request_id):
+                yield outcomes.append
+        finally:
+            ended = outcomes[-1] if outcomes else None
+            span.end(error=f"{ended.cause}: {ended.text}"[:200] if isinstance(ended, RemoteFailure) else "")
 
     @property
     def trace_id(self) -> str:
