@@ -27,7 +27,7 @@ from edgesplit.seen import spans
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
-from edgesplit.seen.listener import listener
+from edgesplit.seen.listener import metrics_server
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
@@ -96,7 +96,7 @@ class Agent:
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer
         )
         self._server = Server(Endpoint(self._engine, self.status, self.metrics), host="127.0.0.1", port=settings.port)
-        self._scraped = listener(settings.metrics, self.metrics) if settings.metrics is not None else None
+        self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._make_runtime,

@@ -17,11 +17,14 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, perf_counter
 
+import edgesplit
 from edgesplit import codecs, oip
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
 from edgesplit.runtime import Runtime, Tensor, execute
 from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit.seen import families
+from edgesplit.seen.ledger import Series, gauge
 from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.seen.timeline import DECODE, ENCODE, QUEUE, RUN
 from edgesplit_offload.bodies import CODINGS, UnknownCoding, decoded
@@ -102,6 +105,18 @@ class OffloadServer:
     def stop(self, drain_s: float = 5.0) -> None:
         """Accept no more, finish what runs, close."""
         self._server.stop(drain_s)
+
+    def series(self) -> list[Series]:
+        """What this process has counted, and how it is now; for /metrics."""
+        return [
+            *self._visits.ledger.series(),
+            gauge(families.OFFLOAD_INFO, 1.0, edgesplit.__version__),
+            gauge(families.OFFLOAD_PROCESSES, 1.0),
+            gauge(families.OFFLOAD_RUNNING, self._turns.running),
+            gauge(families.OFFLOAD_WAITING, self._turns.waiting),
+            gauge(families.OFFLOAD_LOAD, max(1.0, self._turns.load)),
+            gauge(families.OFFLOAD_LOADED_MODELS, len(self._shelf.model_names())),
+        ]
 
     def _answer(self, request: Request) -> Response:
         """The response, with what it took in here and how loaded that is."""
