@@ -175,6 +175,9 @@ class Agent:
             "trouble": have.offer_trouble,
             "starts_not_found_healthy": have.starts,
             "joined": self._engine.joined,
+            "hedging": dict(self._engine.hedging),
+            "dropped": self._engine.dropped,
+            "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
 

@@ -17,6 +17,7 @@ from edgesplit.http1 import Request, Response, error_response, json_response
 from edgesplit.report import to_parameters
 from edgesplit.seen import trace
 from edgesplit.seen.exposition import is_scrape
+from edgesplit.wishes import from_parameters
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import DEADLINE_S, Engine, known
 
@@ -107,8 +108,9 @@ class Endpoint:
     def _infer(self, model: str, release: ActiveRelease, request: Request) -> Response:
         asked = oip.decode_request(request.body, oip.header_length(request.headers))
         deadline_s = oip.timeout_s(asked.parameters) or DEADLINE_S
+        wishes = from_parameters(asked.parameters)
         with trace.working_for(trace.given(request.headers), asked.id):
-            answer = self._engine.infer(model, asked.inputs, deadline_s=deadline_s, request_id=asked.id)
+            answer = self._engine.infer(model, asked.inputs, deadline_s=deadline_s, request_id=asked.id, wishes=wishes)
         response = oip.InferResponse(
             model=model,
             version=_version(release),

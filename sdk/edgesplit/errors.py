@@ -72,5 +72,11 @@ class Busy(LinkError):
     """How long it asks to be left alone; 0 where it did not say."""
 
 
+class Dropped(EdgeError):
+    """Another frame took this request's place, or it found none, as its application asked. Never retry it."""
+
+    exit_code = 10
+
+
 class NotFound(UsageError):
     """No such model, version or release here (HTTP 404)."""

@@ -39,6 +39,8 @@ PROBE_BYTES = 16_384
 CLAIM_SLACK_S = 1e-4
 """By which rounding may make a server's phases longer than its seconds."""
 IDLE_CONNECTIONS = 4
+CONNECT_S = 5.0
+"""For the handshakes of a new connection: a call cannot be dropped before TCP's is through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,12 @@ class Call:
             self._connection = connection
             if self.dropped:
                 connection.abort()
+
+    def off(self) -> bool:
+        """It is on no connection any more. False where it was dropped: then what it travelled on is no use."""
+        with self._lock:
+            self._connection = None
+            return not self.dropped
 
     def drop(self) -> None:
         """Nobody waits any more: close the connection under it, so that the server and the link are free."""
@@ -257,7 +265,7 @@ class Remote:
             connection = self._take(left_s)
             reused = connection.used
             outcome = _try(connection, wish, call, left_s)
-            self._give(connection, isinstance(outcome, _Reply) and not call.dropped)
+            self._give(connection, call.off() and isinstance(outcome, _Reply))
             if isinstance(outcome, _Reply) or not (reused and outcome.cause == "link"):
                 return outcome
 
@@ -294,10 +302,11 @@ def _try(connection: _Connection, wish: _Wish, call: Call, timeout_s: float) -> 
     """One exchange on one connection, opened first if it is not."""
     start = perf_counter()
     try:
-        connection.set_timeout(timeout_s)
-        if connection.sock is None:
-            connection.connect()
         call.on(connection)
+        if connection.sock is None:
+            connection.set_timeout(min(timeout_s, CONNECT_S))
+            connection.connect()
+            call.on(connection)  # it may have been dropped before there was a socket to shut
         connection.set_timeout(max(0.001, timeout_s - (perf_counter() - start)))
         begun = perf_counter()
         connection.request(wish.method, wish.path, body=wish.body or None, headers=dict(wish.headers))

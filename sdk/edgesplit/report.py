@@ -23,7 +23,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     fallback: bool = False
     """The cloud did not answer in time or at all, and the device finished alone."""
     cause: str = ""
-    """Of the fallback: timeout, refused, link, server."""
+    """Of the fallback: timeout, refused, link, server. Without one: `device`, where the device's own part had failed
+    and the cloud did it all."""
+    hedged: bool = False
+    """The device began to finish it while the cloud might still have answered."""
+    stale: bool = False
+    """No answer to this request at all, but the last good one of its stream, which the application takes instead."""
+    age_s: float = 0.0
+    """Of a stale answer: since its request came."""
     emulated: bool = False
     late: bool = False
     """Emulated, and this host was slower than the profile."""
