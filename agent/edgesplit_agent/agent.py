@@ -50,6 +50,17 @@ log = logging.getLogger(__name__)
 MOST_THREADS = 4
 
 
+@dataclass(frozen=True)
+class LocalSocket:
+    """The Unix socket that applications may use."""
+
+    path: Path | None = None
+    """None: `agent.sock` in the data folder, or none where there can be none."""
+    mode: int = 0o600
+    group: str | None = None
+    wanted: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
     """What the command line says; None or empty: as enrolment said."""
@@ -72,6 +83,8 @@ class AgentSettings:
     """Releases take no more room than this; None: half of the disk."""
     metrics: tuple[str, int] | None = None
     """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
+    socket: LocalSocket = field(default_factory=LocalSocket)
+    """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -95,8 +108,10 @@ class Agent:
         self._engine = Engine(
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer
         )
-        self._server = Server(Endpoint(self._engine, self.status, self.metrics), host="127.0.0.1", port=settings.port)
         self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
+        self._endpoint = Endpoint(self._engine, self.status, self.metrics)
+        self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
+        self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._make_runtime,
@@ -111,6 +126,7 @@ class Agent:
         """Serve what is here at once; then connect."""
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
+        self._local_server = self._listen_locally()
         self._engine.start()
         if self._scraped is not None:
             self._scraped.start()
@@ -129,15 +145,22 @@ class Agent:
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
-        here = Here(device=self._identity.device, url=self.url, pid=os.getpid(), emulated=self._settings.emulate)
+        here = Here(
+            device=self._identity.device,
+            url=self.url,
+            pid=os.getpid(),
+            emulated=self._settings.emulate,
+            socket=self.socket_url,
+        )
         self._folder.write_here(here)
 
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
-        self._server.stop()
-        if self._scraped is not None:
-            self._scraped.stop()
+        for server in (self._local_server, self._server, self._scraped):
+            if server is not None:
+                server.stop()
+        self._endpoint.close()
         if self._uplink is not None:
             self._uplink.stop()
         self._updater.stop()
@@ -152,6 +175,11 @@ class Agent:
         """Where applications on this device reach it."""
         return self._server.url
 
+    @property
+    def socket_url(self) -> str:
+        """The same without TCP; empty where there is no Unix socket."""
+        return self._local_server.url if self._local_server is not None else ""
+
     def status(self) -> dict[str, Any]:
         """What people and tools may know; `edgesplit-agent status` shows it."""
         want, have = self._updater.snapshot
@@ -164,6 +192,7 @@ class Agent:
             "emulated": self._settings.emulate,
             "link_emulated": self._settings.link or "",
             "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
+            "socket": self.socket_url,
             "session": uplink.session_number if uplink else 0,
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
@@ -188,6 +217,22 @@ class Agent:
         info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
         series = [info, *self._metrics.ledger.series(), *readings(self._engine.conditions, serving, connected)]
         return metrics_response(series, emulated_label(self._settings.emulate))
+
+    def _listen_locally(self) -> Server | None:
+        """The endpoint on a Unix socket too. One that nobody asked for by name can be done without."""
+        wanted = self._settings.socket
+        if not wanted.wanted:
+            return None
+        path = wanted.path or self._folder.socket
+        server = Server(self._endpoint, path=path.absolute(), mode=wanted.mode, group=wanted.group)
+        try:
+            server.start()
+        except UsageError as error:
+            if wanted.path is not None:
+                raise
+            log.warning("applications reach this agent by TCP only: %s", error)
+            return None
+        return server
 
     def _renewed(self) -> None:
         """Show the new certificate from now on, everywhere."""

@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 import math
+import re
 import socket
 import sys
 import threading
@@ -22,7 +23,7 @@ from edgesplit.links import parse_link, parse_rate
 from edgesplit.seen import logs
 from edgesplit.seen.listener import parse_address
 from edgesplit_agent.activation import HEALTH_S
-from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
+from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket, host_and_port
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
@@ -93,6 +94,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="releases take no more, as in 2GB (default: half the disk)",
     )
+    run.add_argument(
+        "--socket", type=Path, metavar="PATH|none", help="Unix socket for applications (default: agent.sock in DIR)"
+    )
+    run.add_argument(
+        "--socket-mode", type=_mode, default=0o600, metavar="MODE", help="who may use it, as in 660 (default 600)"
+    )
+    run.add_argument("--socket-group", metavar="GROUP", help="its group, in place of the agent's own")
     run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
@@ -175,6 +183,17 @@ def _threads(text: str) -> int:
     return int(text)
 
 
+def _mode(text: str) -> int:
+    if not re.fullmatch(r"0?[0-7]{3}", text) or not int(text, 8) & 0o200:
+        raise argparse.ArgumentTypeError(f"{text!r} is no mode that lets the agent's own user in, as 600 or 660")
+    return int(text, 8)
+
+
+def _socket(options: argparse.Namespace) -> LocalSocket:
+    wanted = options.socket != Path("none")
+    return LocalSocket(options.socket if wanted else None, options.socket_mode, options.socket_group, wanted)
+
+
 def check(options: argparse.Namespace) -> None:
     """What would stop the agent later stops it now, before a claim, which serves once, is used up."""
     if options.link:
@@ -211,7 +230,7 @@ def _run(options: argparse.Namespace) -> int:
         if identity is not None:
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
-                broker=options.broker, link=options.link, threads=options.threads,
+                broker=options.broker, link=options.link, threads=options.threads, socket=_socket(options),
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),

@@ -19,6 +19,7 @@ from time import monotonic, perf_counter
 
 import edgesplit
 from edgesplit import codecs, oip
+from edgesplit.bodies import CODINGS, UnknownCoding, decoded
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
 from edgesplit.runtime import Runtime, Tensor, execute
@@ -27,7 +28,6 @@ from edgesplit.seen import families
 from edgesplit.seen.ledger import Series, gauge
 from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.seen.timeline import DECODE, ENCODE, QUEUE, RUN
-from edgesplit_offload.bodies import CODINGS, UnknownCoding, decoded
 from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
 from edgesplit_offload.turns import Turns
 from edgesplit_offload.visits import Visit, Visits
