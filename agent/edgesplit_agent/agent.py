@@ -212,10 +212,9 @@ class Agent:
 
     def metrics(self) -> Response:
         """The page that Prometheus reads."""
-        serving = {one.manifest.model: self._engine.row_of(model) for model, one in self._engine.serving.items()}
         connected = bool(self._uplink and self._uplink.connected)
         info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
-        series = [info, *self._metrics.ledger.series(), *readings(self._engine.conditions, serving, connected)]
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected)]
         return metrics_response(series, emulated_label(self._settings.emulate))
 
     def _listen_locally(self) -> Server | None:
