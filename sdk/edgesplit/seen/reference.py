@@ -14,7 +14,7 @@ Every metric that edgesplit shows to Prometheus. Where the pages are, who may re
 [operations](operations.md#what-is-seen). This page is made by `python -m edgesplit.seen.reference`.
 
 Seconds and bytes throughout. Histograms of seconds have the bounds {", ".join(f"{bound:g}" for bound in SECONDS)}.
-Labels hold what was deployed or one of a few words, never anything of a request; beyond {MOST_SERIES} series of a metric,
+Labels hold what was deployed or one of a few words, nothing of a request; beyond {MOST_SERIES} series of a metric,
 further ones are counted together under `{OTHER}`. `model` is `name@version`. Every sample of an emulated agent carries
 `emulated="true"`. Each page ends with prometheus_client's `process_*`: memory, processor time and open files of the
 process that answers.
