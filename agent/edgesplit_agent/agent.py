@@ -17,6 +17,7 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Response, Server
+from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.remote import Remote
@@ -28,13 +29,16 @@ from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
 from edgesplit.seen.listener import metrics_server
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
+from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
@@ -87,6 +91,9 @@ class AgentSettings:
     """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+    hedge: Hedge = "auto"
+    hedge_budget: float = PART
+    """See `hedging`."""
 
 
 class Agent:
@@ -106,8 +113,9 @@ class Agent:
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
         self._engine = Engine(
-            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer
-        )
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+        )  # fmt: skip
         self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
@@ -292,11 +300,3 @@ class Agent:
         self._shaped.start()
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
-
-
-def host_and_port(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
-    return host.strip("[]"), int(port)

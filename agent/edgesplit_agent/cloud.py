@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
+from edgesplit.breaker import Breaker
 from edgesplit.plan import Conditions, Link, Row
 from edgesplit.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure
-from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 
 log = logging.getLogger(__name__)

@@ -37,8 +37,6 @@ class Crew:
     def start(self, work: Work) -> bool:
         """Begin `work` now, for the request that this thread works for; False where no thread is to be had."""
         with self._lock:
-            if self._stopped:
-                return False
             work = partial(copy_context().run, work)
             if self._idle:
                 self._idle.pop().put(work)
@@ -58,7 +56,7 @@ class Crew:
         return True
 
     def stop(self) -> None:
-        """Begin nothing more; threads end when they are done."""
+        """Keep no threads: each ends when its work is done. What is still begun gets one of its own."""
         with self._lock:
             self._stopped = True
             idle, self._idle = self._idle, []

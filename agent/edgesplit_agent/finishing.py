@@ -150,6 +150,13 @@ class Finishing:
     def _look_up(self, race: Race, cloud: Cloud) -> None:
         """A moment has come."""
         present = perf_counter()
+        if present >= race.by_need:
+            self._begin_tail(race)
+        if present >= race.by_choice:
+            race.by_choice = inf
+            if self._may_hedge(race):
+                self._ledger.count(by_choice=1)
+                self._begin_tail(race)
         if present >= race.doubt_at:
             race.doubt_at = inf
             if race.failure is None:
@@ -160,19 +167,12 @@ class Finishing:
                 cloud.overdue(race.waited_s)
                 if not cloud.breaker.lets_through:
                     self._begin_tail(race)
-        if present >= race.by_need:
-            self._begin_tail(race)
-        if present >= race.by_choice:
-            race.by_choice = inf
-            if self._may_hedge(race):
-                self._ledger.count(by_choice=race.tail_state == "ready")
-                self._begin_tail(race)
 
     def _may_hedge(self, race: Race) -> bool:
         """Whether an early hedge is affordable, and takes nobody's turn."""
         release = race.request.release
         mode = race.request.wishes.hedge or self._hedge
-        if mode == "always" or race.tail_state != "ready":
+        if mode == "always":
             return True
         seconds = tail_s(race.tail or (), release.measured_s, release.plan.slice_s, 1.0)
         if not self._processor.is_wanted and self._ledger.allows(race.request.model, cost_of(seconds, release.plan)):
@@ -314,6 +314,9 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         remote_encode_s=remote.get(timeline.ENCODE, 0.0),
         answer_decode_s=cloud.decode_s if cloud else 0.0,
         trace_id=request.course.trace_id,
+        hop_s=cloud.hop_s if cloud else 0.0,
+        hop_server_s=cloud.hop_server_s if cloud else 0.0,
+        hop_cause=cloud.hop_cause if cloud else "",
         up_bytes=race.encoded.asked.up_bytes if race else 0,
         down_bytes=cloud.down_bytes if cloud else 0,
     )

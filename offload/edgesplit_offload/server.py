@@ -10,10 +10,11 @@ processes. tests/conformance runs Triton's own client against it.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import ssl
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from time import monotonic, perf_counter
 
@@ -27,10 +28,13 @@ from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.seen import families
 from edgesplit.seen.ledger import Series, gauge
 from edgesplit.seen.spans import OFF, Tracer
-from edgesplit.seen.timeline import DECODE, ENCODE, QUEUE, RUN
+from edgesplit.seen.timeline import DECODE, ENCODE, HOP, QUEUE, RUN
+from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, deadline_left_s
 from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
 from edgesplit_offload.turns import Turns
-from edgesplit_offload.visits import Visit, Visits
+from edgesplit_offload.visits import RELAYED, Visit, Visits
+
+log = logging.getLogger(__name__)
 
 SECONDS_HEADER = "edgesplit-seconds"
 LOAD_HEADER = "edgesplit-load"
@@ -73,9 +77,12 @@ class OffloadServer:
         waiting: int | None = None,
         revoked: Container[object] = frozenset(),
         tracer: Tracer = OFF,
+        onward: Onward | None = None,
     ) -> None:
+        """`onward`: of a gateway, the next tier."""
         self._revoked = revoked
         self._visits = Visits(tracer)
+        self._onward = onward
         runs = at_once or os.cpu_count() or 1
         self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat())
         self._turns = Turns(runs, 8 * runs if waiting is None else waiting)
@@ -105,6 +112,8 @@ class OffloadServer:
     def stop(self, drain_s: float = 5.0) -> None:
         """Accept no more, finish what runs, close."""
         self._server.stop(drain_s)
+        if self._onward is not None:
+            self._onward.close()
 
     def series(self) -> list[Series]:
         """What this process has counted, and how it is now; for /metrics."""
@@ -148,8 +157,23 @@ class OffloadServer:
             raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
         if verb == "/infer":
             with self._visits.visit(request) as visit:
+                if self._onward is not None:
+                    return self._infer_or_relay(request, found["model"], self._onward, visit)
                 return self._infer(request, self._shelf.model(found["model"]), visit)
         return self._of_model(self._shelf.model(found["model"]), verb)
+
+    def _infer_or_relay(self, request: Request, name: str, onward: Onward, visit: Visit) -> Response:
+        """A gateway's answer: by itself, by itself and the next tier, or the next tier's as it is."""
+        try:
+            model = self._shelf.model(name)
+            if model.through_gateway:
+                return self._infer(request, model, visit)
+        except NOT_HERE as error:
+            log.info("%s is relayed: %s", name[:200], error)
+        visit.model, visit.row = RELAYED, ""
+        body = decoded(request.body, request.headers.get("content-encoding", ""))
+        with visit.timeline.phase(HOP):
+            return onward.relay(request, deadline_left_s(request, body))
 
     def _of_model(self, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/ready":
@@ -170,19 +194,29 @@ class OffloadServer:
             oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
         patience_s = oip.timeout_s(asked.parameters)
         deadline = None if patience_s is None else arrived + patience_s
-        queued = perf_counter()
-        with self._turns.take(deadline, request.closed):
-            visit.timeline.add(QUEUE, queued, perf_counter())
-            with visit.timeline.phase(RUN):
-                outputs = _run(model, inputs, asked.outputs)
+        finished = self._finish(model, Asked(asked.id, inputs, deadline, request.closed, visit.timeline))
         with visit.timeline.phase(ENCODE):
+            outputs = oip.pick_outputs(finished.outputs, asked.outputs)
             answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
             buffers, length = oip.encode_response(answer, asked.binary_outputs)
         visit.sent = sum(len(part) for part in buffers)
-        if length is None:
-            return Response(200, {"content-type": "application/json", **visit.headers()}, buffers)
-        kind = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length)}
-        return Response(200, {**kind, **visit.headers()}, buffers)
+        kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
+        sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
+        return Response(200, {**kind, **sized, **finished.headers, **visit.headers()}, buffers)
+
+    def _finish(self, model: RemoteModel, asked: Asked) -> Finished:
+        """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""
+
+        def run(part: RemoteModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            queued = perf_counter()
+            with self._turns.take(asked.deadline, asked.is_gone):
+                asked.timeline.add(QUEUE, queued, perf_counter())
+                with asked.timeline.phase(RUN):
+                    return _run(part, inputs)
+
+        if self._onward is not None and model.row.hops:
+            return self._onward.finish(model, asked, run)
+        return Finished(run(model, asked.inputs), {})
 
     def _index(self, _: Request) -> Response:
         """Triton's model repository index: the models that can be run now."""
@@ -190,10 +224,10 @@ class OffloadServer:
         return json_response(200, entries)
 
 
-def _run(model: RemoteModel, inputs: Mapping[str, Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
-    """The outputs asked for, by the row's far slices."""
+def _run(model: RemoteModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The row's answers, by its far slices."""
     live = execute(model.programs(), model.row.remote, inputs)
-    return oip.pick_outputs({name: live[name] for name in model.row.receives}, wanted)
+    return {name: live[name] for name in model.row.receives}
 
 
 def _not_allowed(method: str) -> Response:

@@ -18,6 +18,8 @@ from edgesplit.seen.ledger import Entry, Ledger
 from edgesplit.seen.spans import OFF, Attributes, Span, Tracer
 from edgesplit.seen.timeline import SERVER_TIMING, Timeline, server_timing
 
+RELAYED = "(relayed)"
+"""In a model's place: a gateway handed the whole request on."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"),
     (DeadlineExceeded, "deadline"),

@@ -52,8 +52,9 @@ AGENT_PHASE_S = Family(
     "histogram",
     "Where that time went, for each phase that an answered request had. phase: queue (waiting for the device's "
     "processor), decode (the input), device (its slices), encode (the boundary), link (both ways, not separable), "
-    "remote_queue, remote_decode, remote (its slices), remote_encode, answer_decode, waited (for a cloud that did not "
-    "help), tail (finishing alone), other (what no phase explains).",
+    "remote_queue, remote_decode, remote (its slices), hop_link and hop (link to and seconds in the tier beyond a "
+    "gateway), remote_encode, answer_decode, waited (for a cloud that did not help), tail (finishing alone), other "
+    "(what no phase explains).",
     ("model", "phase"),
 )
 AGENT_FALLBACKS = Family(
@@ -133,7 +134,7 @@ OFFLOAD_REQUESTS = Family(
     "counter",
     "Inference requests that came to an end. outcome: answered, busy, deadline, gone (nobody waited any more), "
     "rejected (the client's fault), refused (it may not ask), failed; model and row are empty where a request named "
-    "none that is here.",
+    "none that is here; a gateway counts what it hands on whole as (relayed).",
     ("model", "row", "outcome"),
 )
 OFFLOAD_REQUEST_S = Family(
@@ -145,8 +146,8 @@ OFFLOAD_REQUEST_S = Family(
 OFFLOAD_PHASE_S = Family(
     "edgesplit_offload_phase_seconds",
     "histogram",
-    "Where that time went. phase: decode (body and boundary codecs), queue, run (a gateway's wait for the cloud is "
-    "part of it), encode.",
+    "Where that time went. phase: decode (body and boundary codecs), queue, run, hop (a gateway's wait for "
+    "the next tier), encode.",
     ("model", "phase"),
 )
 OFFLOAD_BATCH = Family(

@@ -18,10 +18,10 @@ LONGEST_ID = 80
 
 
 def configure(level: str = "info", form: Format = "text", stream: TextIO | None = None) -> None:
-    """All of this process's log lines, from now on."""
+    """All of this process's log lines, from now on, unless somebody has said already where they go."""
     handler = logging.StreamHandler(stream or sys.stderr)
     equip(handler, form)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def equip(handler: logging.Handler, form: Format) -> None:
