@@ -33,6 +33,7 @@ from edgesplit_agent.patience import MARGIN_S
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
 
@@ -237,22 +238,31 @@ class Engine:
 
     def _answer(self, request: Request) -> Answer:
         release = request.release
+
+        def choose(now: Conditions) -> Row | None:
+            return self._choose(request.model, release, now)
+
         try:
-            return self._by(request, lambda now: self._choose(request.model, release, now))
+            return self._by(request, choose)
         except _OwnPartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             rows = [row for row in release.plan.rows if not row.device]
             try:
                 return self._by(request, lambda now: plan.best(rows, now), cause="device")
-            except LinkError:  # the next-best means is none; what the first one said is the reason
-                raise failure.error from None
+            except _NoRow:  # what the device said is the reason
+                if not isinstance(failure.error, WorkerLost):
+                    raise failure.error from None
+        try:  # another worker is on its way
+            return self._by(request, choose)
+        except _OwnPartFailed as again:
+            raise again.error from None
 
     def _by(self, request: Request, choose: Callable[[Conditions], Row | None], cause: str = "") -> Answer:
         """The answer by the row chosen. `cause`: why it is not the first one chosen."""
         cloud = self._cloud_of.get(request.release, self._cloud)
         row, now = cloud.decide(choose)
         if row is None:
-            raise LinkError("the plan has no way to answer without the cloud, and the cloud does not answer")
+            raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
         expected = _expected(row, now, cause)
         if row.is_local:
             return finished(request, expected, self._own_part(request, row))
@@ -313,6 +323,10 @@ class Engine:
             self._others = {remote: cloud for remote, cloud in self._others.items() if remote not in unused}
         for cloud in unused.values():
             cloud.stop()
+
+
+class _NoRow(LinkError):
+    """No row is usable now."""
 
 
 class _OwnPartFailed(Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from math import inf
+from secrets import token_hex
 from time import perf_counter
 
 from edgesplit import codecs, oip
@@ -82,7 +83,10 @@ class Finishing:
         start = perf_counter()
         name = oip.remote_name(release.digest, self._device_class, row.name)
         sends = codecs.encode_all({tensor: live[tensor] for tensor in row.sends}, row.codecs)
-        asked = ask(name, request.id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
+        own_id = (
+            f"{request.id}~{token_hex(4)}"  # an id may come again with other tensors: a replay of its answer must not
+        )
+        asked = ask(name, own_id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
         if release.emulated:
             wait_out(start, row.encode_s)
         return Encoded(asked, perf_counter() - start)
@@ -145,6 +149,13 @@ class Finishing:
     def _look_up(self, race: Race, cloud: Cloud) -> None:
         """A moment has come."""
         present = perf_counter()
+        if present >= race.by_need:
+            self._begin_tail(race)
+        if present >= race.by_choice:
+            race.by_choice = inf
+            if self._may_hedge(race):
+                self._ledger.count(by_choice=1)
+                self._begin_tail(race)
         if present >= race.doubt_at:
             race.doubt_at = inf
             if race.failure is None:
@@ -155,19 +166,12 @@ class Finishing:
                 cloud.overdue(race.waited_s)
                 if not cloud.breaker.lets_through:
                     self._begin_tail(race)
-        if present >= race.by_need:
-            self._begin_tail(race)
-        if present >= race.by_choice:
-            race.by_choice = inf
-            if self._may_hedge(race):
-                self._ledger.count(by_choice=race.tail_state == "ready")
-                self._begin_tail(race)
 
     def _may_hedge(self, race: Race) -> bool:
         """Whether an early hedge is affordable, and takes nobody's turn."""
         release = race.request.release
         mode = race.request.wishes.hedge or self._hedge
-        if mode == "always" or race.tail_state != "ready":
+        if mode == "always":
             return True
         seconds = tail_s(race.tail or (), release.measured_s, release.plan.slice_s, 1.0)
         if not self._processor.is_wanted and self._ledger.allows(race.request.model, cost_of(seconds, release.plan)):

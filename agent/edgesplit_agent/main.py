@@ -13,13 +13,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
 from edgesplit_agent.endpoint import STATUS_PATH
@@ -27,6 +28,7 @@ from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.gateway import listen_address
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.room import parse_size
 
 log = logging.getLogger("edgesplit_agent")
@@ -109,6 +111,31 @@ def _parser() -> argparse.ArgumentParser:
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
     run.add_argument(
+        "--worker",
+        choices=("process", "none"),
+        default="process",
+        help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
+    )
+    run.add_argument(
+        "--worker-memory", type=_size, default=0, metavar="SIZE",
+        help="a worker process takes no more, as in 500MB (default: half of the memory)",
+    )  # fmt: skip
+    run.add_argument(
+        "--hedge",
+        default="auto",
+        choices=get_args(Hedge),
+        help="finish a request here too when the cloud takes longer than it deserves (auto), always at once, or only "
+        "when its deadline demands it (never)",
+    )
+    run.add_argument(
+        "--hedge-budget",
+        type=_part,
+        default=PART,
+        metavar="PART",
+        help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone "
+        f"would (default {PART:g})",
+    )
+    run.add_argument(
         "--die-with-parent",
         type=int,
         nargs="?",
@@ -153,6 +180,16 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds <= LONGEST_HEALTH_S:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: 0 to {LONGEST_HEALTH_S:g}")
     return seconds
+
+
+def _part(text: str) -> float:
+    try:
+        part = float(text)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: 0 to 1")
+    return part
 
 
 def _span(text: str) -> Span:
@@ -230,7 +267,8 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
-                store_quota_bytes=options.store_quota,
+                store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
+                isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
                 gateway=options.gateway,
             ), folder, identity, stop)  # fmt: skip
     finally:
