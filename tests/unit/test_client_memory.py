@@ -167,13 +167,13 @@ def test_a_client_that_is_gone_leaves_nothing_behind(world: World) -> None:
     client = Client(world.url)
     errors: list[str] = []
 
-    def ask() -> None:
+    def ask(client: Client) -> None:
         try:
             client.infer("big", {"x": X}, deadline_s=PATIENCE_S)
         except LinkError as error:
             errors.append(str(error))
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=ask, args=(client,))
     thread.start()
     assert world.step.entered.wait(PATIENCE_S)
     client.close()

@@ -76,7 +76,8 @@ def test_every_prefix_of_a_response_is_none(raw: bytes) -> None:
     b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\n",
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n",
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-    b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, b"HTTP/1.1 101 Switching\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000,
+    b"HTTP/1.1 101 Switching\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
     f"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{LIMITS.http_body_bytes + 1:x}\r\n".encode() + b"z" * 10,
 ])  # fmt: skip
 def test_what_is_no_response_is_refused(raw: bytes) -> None:

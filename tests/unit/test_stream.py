@@ -160,7 +160,7 @@ def all_while_the_first_runs(doubler: Doubler) -> Callable[[], Iterator[Frame]]:
 
 @both
 def test_frames_give_way_where_answers_are_slow(url: str, doubler: Doubler, way: Way) -> None:
-    """While the first is under way all others come: by `oldest` the last is answered, the rest are told of as dropped."""
+    """While the first is under way all others come: by `oldest` the last is answered, the rest are `Dropped`."""
     source = all_while_the_first_runs(doubler)
     results = way(url, source(), in_flight=1, drop="oldest", errors="yield")
     assert len(results) == 9
