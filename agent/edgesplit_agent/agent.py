@@ -20,10 +20,12 @@ from edgesplit.http1 import Response, Server
 from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
+from edgesplit.releases import Release
 from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.runtime.setup import Setup
 from edgesplit.seen import spans
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
@@ -45,6 +47,10 @@ from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states
 from edgesplit_agent.uplink import Uplink
 from edgesplit_agent.work import Work
+from edgesplit_agent.worker.host import Host, in_process
+from edgesplit_agent.worker.hosted import Hosted
+from edgesplit_agent.worker.judging import Bounds
+from edgesplit_agent.worker.vitals import default_memory, machine_memory
 
 if TYPE_CHECKING:
     from edgesplit.testing.link import ShapedLink
@@ -91,6 +97,10 @@ class AgentSettings:
     """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+    isolate: bool = True
+    """Models run in worker processes, not in the agent's own."""
+    worker_memory_bytes: int = 0
+    """That one worker may take; 0: half of the machine's."""
     hedge: Hedge = "auto"
     hedge_budget: float = PART
     """See `hedging`."""
@@ -122,7 +132,7 @@ class Agent:
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
-            folder, identity, self._engine, store, self._make_runtime,
+            folder, identity, self._engine, store, self._start_host,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
@@ -174,6 +184,8 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
+        for release in self._engine.serving.values():
+            release.host.close()
         if self._shaped is not None:
             self._shaped.stop()
         self._tracer.stop()
@@ -260,6 +272,7 @@ class Agent:
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "phases": self._metrics.split(release.manifest.model),
+            "worker": release.host.status(),
         }
 
     def _own_part(self, release: str, error: Exception | None) -> None:
@@ -279,10 +292,25 @@ class Agent:
         windows = self._windows.take(self._engine.serving, now)
         return telemetry(session, sequence, self._settings.emulate, now, windows), worth
 
-    def _make_runtime(self, plan: Plan) -> Runtime:
+    def _start_host(self, release: Release, plan: Plan) -> Host:
+        """Where a release's slices run."""
+        setup = self._setup()
+        if not self._settings.isolate:
+            return in_process(lambda plan: self._runtime(plan, setup))(release, plan)
+        bounds = Bounds(self._settings.worker_memory_bytes or default_memory(machine_memory()))
+        slice_s = plan.slice_s if self._settings.emulate else None
+        return Hosted(
+            release, plan, setup, bounds, slice_s=slice_s, processor=self._processor, lost=self._own_part
+        )  # fmt: skip
+
+    def _setup(self) -> Setup:
         if self._settings.emulate:
-            return EmulatedRuntime(EngineByFormat(threads=self._settings.threads or 1), plan.slice_s, self._processor)
-        return EngineByFormat(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+            return Setup(threads=self._settings.threads or 1)
+        return Setup(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+
+    def _runtime(self, plan: Plan, setup: Setup) -> Runtime:
+        engine = EngineByFormat(setup=setup)
+        return EmulatedRuntime(engine, plan.slice_s, self._processor) if self._settings.emulate else engine
 
     def _make_remote(self, tls: Any) -> Remote | None:
         """The offload server, behind an emulated link where one is asked for."""

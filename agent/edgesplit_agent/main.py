@@ -107,6 +107,16 @@ def _parser() -> argparse.ArgumentParser:
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
     run.add_argument(
+        "--worker",
+        choices=("process", "none"),
+        default="process",
+        help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
+    )
+    run.add_argument(
+        "--worker-memory", type=_size, default=0, metavar="SIZE",
+        help="a worker process takes no more, as in 500MB (default: half of the memory)",
+    )  # fmt: skip
+    run.add_argument(
         "--hedge",
         default="auto",
         choices=get_args(Hedge),
@@ -263,6 +273,7 @@ def _run(options: argparse.Namespace) -> int:
                 fetch_hours=tuple(options.fetch_window),
                 metrics=options.metrics,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
+                isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

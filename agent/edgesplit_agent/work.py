@@ -11,10 +11,8 @@ from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.floor import Floor
 from edgesplit.messages import ModelState
 from edgesplit.names import ModelRef
-from edgesplit.plan import Plan
 from edgesplit.release import Manifest, Statement, device_slices
 from edgesplit.releases import Release, adopt_release, open_release, stored_releases
-from edgesplit.runtime import Runtime
 from edgesplit.sealed import golden_chunks
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
 from edgesplit_agent import activation
@@ -27,6 +25,7 @@ from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
 from edgesplit_agent.updates import ReleaseState, Standing, is_final
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.worker.host import StartHost
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Work:
         identity: Identity,
         engine: Engine,
         store: ChunkStore,
-        make_runtime: Callable[[Plan], Runtime],
+        start_host: StartHost,
         *,
         floor: Floor | None = None,
         endpoint: Callable[[], None] = lambda: None,
@@ -60,7 +59,7 @@ class Work:
         self._folder = folder
         self._identity = identity
         self._engine = engine
-        self._make_runtime = make_runtime
+        self._start_host = start_host
         self._floor = floor
         self._root = identity.tuf_root.encode()
         self._trust = TrustStore(folder.trust, self._root, now=now)
@@ -365,7 +364,7 @@ class Work:
             check_golden(active, golden, golden_chunks(manifest, keys, self._chunk))
 
     def _load(self, release: str) -> ActiveRelease:
-        return load(self._opened(release), self._identity.device_class, self._make_runtime, self._floor)
+        return load(self._opened(release), self._identity.device_class, self._start_host, self._floor)
 
     def _opened(self, release: str) -> Release:
         """The release with the keys of what runs here, where it is encrypted."""
