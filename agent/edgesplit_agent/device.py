@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, UsageError
 from edgesplit.runtime import Tensor, Timing
@@ -39,7 +40,10 @@ class Device:
         DeadlineExceeded, Dropped, or why they failed."""
         if not slices:
             return dict(tensors)
+        tail, queued = timing is not request.timing, perf_counter()
         with self._processor.turn(request.place, request.deadline - self._margin_s):
+            request.course.waited(queued, tail=tail)
+            began = perf_counter()
             try:
                 live = self._run(request, slices, tensors, timing, again)
             except (UsageError, DeadlineExceeded, WorkerLost):  # the application's; lost workers are told of elsewhere
@@ -47,6 +51,8 @@ class Device:
             except Exception as error:
                 self._tell(request.release.digest, error)
                 raise
+            finally:
+                request.course.ran(slices, request.release, timing, began, tail=tail)
         self._tell(request.release.digest, None)
         return live
 
@@ -61,22 +67,17 @@ class Device:
             return request.release.run(slices, tensors, timing, until)
 
     def run_in_time(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing) -> Live:
-        """The same, told of at the deadline whatever the slices do: on another thread, where they could hang this one,
-        which is left alone with it then."""
+        """The same; where the run itself could outlast the deadline on another thread, which is left alone with it."""
         if not slices:
             self._processor.begin(request.place)
             return dict(tensors)
-        if not request.release.host.keeps_deadlines:
-            return self._aside(request, slices, tensors, timing)
-        try:
-            return self.run(request, slices, tensors, timing, again=False)
-        except Exception as error:
-            if (typed := _typed(error)) is error:
+        if request.release.host.in_time:
+            try:
+                return self.run(request, slices, tensors, timing, again=False)
+            except EdgeError:
                 raise
-            raise typed from error
-
-    def _aside(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing) -> Live:
-        """On another thread, waited for until the deadline."""
+            except Exception as error:
+                raise InferenceFailed(f"the device's part failed: {error!r}") from error
         done: queue.SimpleQueue[Live | Exception] = queue.SimpleQueue()
 
         def work() -> None:
@@ -95,8 +96,10 @@ class Device:
         except queue.Empty:
             self._processor.withdraw(request.place)
             raise DeadlineExceeded("the device's part was not done before the deadline") from None
+        if isinstance(result, EdgeError):
+            raise result
         if isinstance(result, Exception):
-            raise _typed(result)
+            raise InferenceFailed(f"the device's part failed: {result!r}") from result
         return result
 
     def _tell(self, release: str, error: Exception | None) -> None:
@@ -104,7 +107,3 @@ class Device:
             self._own_part(release, error)
         except Exception:
             log.exception("nobody could be told how the device's part went")
-
-
-def _typed(error: Exception) -> EdgeError:
-    return error if isinstance(error, EdgeError) else InferenceFailed(f"the device's part failed: {error!r}")

@@ -351,7 +351,7 @@ def test_an_observer_that_raises_costs_no_answer() -> None:
 def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker process needs no thread to be waited for aside; what it raises is typed all the same."""
     with engine_with(LOCAL) as (engine, _, steps):
-        monkeypatch.setattr("edgesplit_agent.worker.host.InProcess.keeps_deadlines", True)
+        monkeypatch.setattr("edgesplit_agent.worker.host.InProcess.in_time", True)
         assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
         steps["a"].error = KeyError("no such slice")
         with pytest.raises(InferenceFailed):

@@ -46,8 +46,8 @@ class Host(Protocol):
         ...
 
     @property
-    def keeps_deadlines(self) -> bool:
-        """Whether `run` returns by the job's end, also from slices that hang."""
+    def in_time(self) -> bool:
+        """Whether `run` keeps to its job's time whatever the model does."""
         ...
 
     def run(self, job: Job, timing: Timing) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ class Needed:
 class InProcess:
     """Slices in the agent's own process: a model that crashes takes the agent with it."""
 
-    keeps_deadlines = False
+    in_time = False
 
     def __init__(self, programs: Mapping[str, Program], *, emulated: bool = False, notes: Iterable[str] = ()) -> None:
         self.emulated = emulated
