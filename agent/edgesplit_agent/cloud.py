@@ -42,8 +42,9 @@ class Cloud:
         self._lock = threading.Lock()
         self._meter: LinkMeter | None = None
         self._breaker = Breaker()
-        self._out = 0
-        """Requests that were given leave to go to it and are not back."""
+        self._leaves: dict[int, float] = {}
+        """Requests that may go to it and are not back, by thread: since when the breaker's state is, in which they were
+        let go. Those that hang from before take nobody's room on trial."""
         self._last_sent = float("-inf")
         self._answered_at = float("-inf")
         """When a request was last answered, in full or by a refusal of its input."""
@@ -88,7 +89,7 @@ class Cloud:
     @property
     def out(self) -> int:
         """Requests that are with it, or on their way."""
-        return self._out
+        return len(self._leaves)
 
     @property
     def conditions(self) -> Conditions:
@@ -101,16 +102,17 @@ class Cloud:
     def decide(self, choose: Callable[[Conditions], Row | None]) -> tuple[Row | None, Conditions]:
         """The row that `choose` takes in today's conditions. One that needs this cloud may go there until `leave`."""
         with self._lock:
-            now = self._conditions(self._breaker.has_room(self._out))
+            breaker = self._breaker
+            now = self._conditions(breaker.has_room(sum(since == breaker.since for since in self._leaves.values())))
             row = choose(now)
             if row is not None and not row.is_local:
-                self._out += 1
+                self._leaves[threading.get_ident()] = breaker.since
             return row, now
 
     def leave(self) -> None:
-        """A request that had leave needs the cloud no more."""
+        """The request of this thread needs the cloud no more."""
         with self._lock:
-            self._out -= 1
+            self._leaves.pop(threading.get_ident(), None)
 
     def ask(self, asked: Ask, call: Call, timeout_s: float) -> Outcome:
         """The exchange, and what it teaches. Never raises; blocks until `timeout_s` at the most."""

@@ -465,6 +465,21 @@ def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
         assert (engine.breaker.state, engine.breaker.room) == ("trial", 2)
 
 
+def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:
+    """The link died under three requests that have an hour; when the cloud is back, the next one may try it."""
+    with engine_with(REMOTE) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        hanging = [Asking(engine) for _ in range(3)]
+        eventually("they are all there", lambda: len(cloud.asked) == 3)
+        engine._cloud._breaker = engine.breaker.failed(1e12, 0.0, refused=True).probed(1e12)
+        cloud.script = lambda request, good: good
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.row == "remote"
+        assert engine._cloud.out == 3
+        cloud.let_go.set()
+        for one in hanging:
+            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+
+
 def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs() -> None:
     """No refusal, no time-out: requests with a long deadline hang, and the breaker opens while they do."""
     with engine_with(REMOTE) as (engine, cloud, _):
