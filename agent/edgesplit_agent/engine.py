@@ -36,6 +36,7 @@ from edgesplit_agent.patience import MARGIN_S
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.turns import MODELS
 from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
@@ -46,7 +47,7 @@ DEADLINE_S = 2.0
 """Where a request names none."""
 LONGEST_DEADLINE_S = 3600.0
 IN_FLIGHT = 32
-"""Requests that may run, wait or be away."""
+"""Requests of one model that may run, wait or be away; of all together twice as many."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Engine:
         self._cloud_of: dict[ActiveRelease, Cloud] = {}
         room = self._settings.in_flight
         self._processor = Processor(room)
-        self._asking, self._running = Crew(2 * room, "asking"), Crew(2 * room, "answering")
+        self._asking, self._running = Crew(2 * MODELS * room, "asking"), Crew(2 * MODELS * room, "answering")
         margin_s = self._settings.margin_s
         self._device = Device(self._processor, self._running, margin_s, own_part or (lambda release, error: None))
         self._ledger = Ledger(self._settings.hedge_budget)
