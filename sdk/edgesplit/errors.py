@@ -72,5 +72,9 @@ class Busy(LinkError):
     """How long it asks to be left alone; 0 where it did not say."""
 
 
+class Crowding(Busy):
+    """This client asks for more than its share while others wait (HTTP 429)."""
+
+
 class NotFound(UsageError):
     """No such model, version or release here (HTTP 404)."""

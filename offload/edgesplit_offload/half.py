@@ -1,0 +1,131 @@
+"""The far half of a row, as what runs: its slices, by themselves or for several requests stacked.
+
+Rows of several plans and codecs that leave the same slices to this side share one half, and so do their requests' runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from edgesplit.errors import ModelRefused
+from edgesplit.release import Manifest, Slice, TensorSpec
+from edgesplit.runtime import Program, Runtime, Tensor, execute
+from edgesplit.runtime.load import load_slice
+from edgesplit.sealed import SliceSource
+from edgesplit_offload.gain import apart, keeps_apart, measured, stackable, stacked
+from edgesplit_offload.memory import Memory, Piece
+from edgesplit_offload.pace import Pace
+from edgesplit_offload.rebatch import source_of_many
+
+log = logging.getLogger(__name__)
+
+STACKED = "stacked"
+Tensors = Mapping[str, Tensor]
+
+
+class OpenRelease(Protocol):
+    """A release whose manifest is trusted: `edgesplit.releases.Release`, or a test's own."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it promises."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Its name."""
+        ...
+
+    def slice_folder(self, name: str) -> SliceSource:
+        """That slice's verified files: their folder, or memory where they are encrypted."""
+        ...
+
+
+class FarHalf:
+    """These slices of a release, in the order in which they run. Thread-safe."""
+
+    def __init__(
+        self,
+        release: OpenRelease,
+        remote: Sequence[str],
+        ends: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+        runtime: Runtime,
+        memory: Memory,
+    ) -> None:
+        self.pace = Pace()
+        self._release = release
+        self._order = tuple(remote)
+        self._inputs, self._outputs = ends
+        self._runtime = runtime
+        self._memory = memory
+        self._asked = threading.Lock()
+        self._alone = [self._piece(release.manifest.slice(name)) for name in remote]
+        self._together: list[Piece] | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Could it run at once?"""
+        return self._memory.has(self._together or self._alone)
+
+    def load(self) -> None:
+        """Load what is not loaded; whatever loading raises."""
+        with self._memory.lent(self._together or self._alone):
+            pass
+
+    def unload(self) -> None:
+        """Let go of its memory, as far as it does not run just now. The next request loads it again."""
+        keys = {one.key for one in (*self._alone, *(self._together or ()))}
+        self._memory.let_go(keys.__contains__)
+
+    def run(self, given: Sequence[Tensors]) -> list[Tensors]:
+        """What each of these inputs gives: every output by name. All in one run where that was found worth it."""
+        together = self._together
+        with self._memory.lent(together or self._alone) as programs:
+            if together is None or len(given) == 1:
+                return [self._outputs_of(programs, one) for one in given]
+            return list(apart(self._outputs_of(programs, stacked(given)), len(given)))
+
+    def first_asked(self) -> bool:
+        """True once: whoever hears it sees to it that `measure` is called."""
+        return self._asked.acquire(blocking=False)
+
+    def measure(self, clock: Callable[[], float]) -> None:
+        """Find out whether requests had better share runs, and let them from now on if so."""
+        slices = [piece.slice for piece in map(self._of_many, self._order)]
+        ends = [*self._inputs, *self._outputs, *(spec for one in slices for spec in (*one.inputs, *one.outputs))]
+        if any(one.format != "onnx" for one in slices) or not stackable(ends):
+            return
+        together = [self._piece(one, many=True) for one in slices]
+        try:
+            with self._memory.lent(self._alone) as alone, self._memory.lent(together) as many:
+                self._try(alone, many, together, clock)
+        finally:
+            useless = {one.key for one in (together if self._together is None else self._alone)}
+            self._memory.let_go(useless.__contains__)
+
+    def _try(
+        self,
+        alone: Mapping[str, Program],
+        many: Mapping[str, Program],
+        together: list[Piece],
+        clock: Callable[[], float],
+    ) -> None:
+        name = f"{self._release.digest[:12]} {'+'.join(self._order)[:80]}"
+        ways = [lambda given, programs=programs: self._outputs_of(programs, given) for programs in (alone, many)]
+        if not keeps_apart(self._inputs, *ways):
+            log.info("%s: runs one request at a time: together they would not give the same bits", name)
+            return
+        gain = measured(self._inputs, *ways, clock)
+        if gain.most == 1:
+            log.info("%s: runs one request at a time: nothing is gained by more", name)
+            return
+        log.info("%s: up to %d requests share a run, which answers %.1f times as many", name, gain.most, gain.times)
+        self._together = together
+        self.pace.allow(gain)
+
+    def _outputs_of(self, programs: Mapping[str, Program], given: Tensors) -> dict[str, Tensor]:
+        live = execute(programs, self._order, given)
+        return {spec.name: live[spec.name] for spec in self._outputs}
