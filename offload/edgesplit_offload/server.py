@@ -18,11 +18,11 @@ from pathlib import Path
 from time import monotonic, perf_counter
 
 from edgesplit import codecs, oip
+from edgesplit.bodies import CODINGS, UnknownCoding, decoded
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
 from edgesplit.runtime import Runtime, Tensor, execute
 from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit_offload.bodies import CODINGS, UnknownCoding, decoded
 from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
 from edgesplit_offload.turns import Turns
 

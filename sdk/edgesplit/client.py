@@ -32,6 +32,7 @@ from edgesplit import oip, report
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
+    Dropped,
     EdgeError,
     InferenceFailed,
     LinkError,
@@ -245,6 +246,8 @@ def error_of(reply: Reply) -> EdgeError | None:
         busy = Busy(text)
         busy.retry_after_s = _retry_after_s(reply)
         return busy
+    if reply.status == 410:
+        return Dropped(text)
     if reply.status in (408, 502):
         return LinkError(text)
     if reply.status == 504:

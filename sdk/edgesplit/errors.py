@@ -76,5 +76,11 @@ class Crowding(Busy):
     """This client asks for more than its share while others wait (HTTP 429)."""
 
 
+class Dropped(EdgeError):
+    """Another frame took this request's place, or it found none, as its application asked. Send the next one."""
+
+    exit_code = 10
+
+
 class NotFound(UsageError):
     """No such model, version or release here (HTTP 404)."""

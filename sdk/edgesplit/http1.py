@@ -29,6 +29,7 @@ import msgspec
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
+    Dropped,
     EdgeError,
     InferenceFailed,
     LinkError,
@@ -51,6 +52,7 @@ _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (NotFound, 404),
     (UsageError, 400),
     (MalformedMessage, 400),
+    (Dropped, 410),
     (DeadlineExceeded, 504),
     (Busy, 503),
     (LinkError, 502),

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edgesplit import anatomy, codecs, identity, inputs, messages, oip, onnx_wire, release, report, wrapping
+from edgesplit.bodies import decoded
 from edgesplit.errors import EdgeError
 from edgesplit.identity import Claim, Enrolled, EnrolmentRequest, Renewal
 from edgesplit.limits import LIMITS
@@ -40,7 +41,6 @@ from edgesplit_controller.ca import Authority
 from edgesplit_controller.delivery import Delivery, Sources
 from edgesplit_controller.devices import public_key_sha256
 from edgesplit_controller.registry import read_tensors
-from edgesplit_offload.bodies import decoded
 from edgesplit_offload.revoked import Revoked
 from edgesplit_partitioner.costs import load_costs
 from fuzzing import EXAMPLES, JSON, SEED, fuzzed, spoiled

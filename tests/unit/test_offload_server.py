@@ -21,14 +21,14 @@ import msgspec
 import pytest
 import zstandard
 
-from edgesplit import codecs, oip
+from edgesplit import bodies, codecs, oip
+from edgesplit.bodies import UnknownCoding, decoded
 from edgesplit.client import Connection, Reply
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError, MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.release import Slice
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_offload import bodies, shelf
-from edgesplit_offload.bodies import UnknownCoding, decoded
+from edgesplit_offload import shelf
 from edgesplit_offload.server import OffloadServer
 from edgesplit_offload.turns import Turns
 from handmade_release import CODEC, CUT, DIGEST, LATER, LOCAL, MID, REMOTE, HandmadeRelease

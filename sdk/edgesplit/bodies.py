@@ -1,4 +1,5 @@
-"""Content codings of a request's body, undone within bounds: a small body never becomes a large surprise.
+"""Content codings of bodies: a request's undone within bounds, so that a small body never becomes a large surprise,
+and an answer's made where the client asks for it.
 
 zstd is ours; gzip and deflate are what Triton's clients send. The bound is that of an uncoded body.
 """
@@ -6,7 +7,7 @@ zstd is ours; gzip and deflate are what Triton's clients send. The bound is that
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import zstandard
 
@@ -83,3 +84,40 @@ CODINGS: Mapping[str, Callable[[Body], Body]] = {
     "deflate": _inflate,
 }
 """What undoes each coding."""
+
+
+COMPRESSED_FROM = 1_024
+"""Bodies below this size are not worth a coding."""
+
+
+def accepted(wanted: str) -> str:
+    """The coding for an answer to a client that accepts `wanted` (an Accept-Encoding); empty for none."""
+    named = [one.partition(";") for one in wanted.lower().replace(" ", "").split(",")]
+    allowed = {name for name, _, quality in named if quality not in ("q=0", "q=0.0", "q=0.00", "q=0.000")}
+    return next((name for name in ENCODERS if name in allowed), "")
+
+
+def encoded(buffers: Sequence[bytes | memoryview], coding: str) -> bytes:
+    """One body of these parts, in a coding that `accepted` gave."""
+    return ENCODERS[coding](b"".join(buffers))
+
+
+def _gzip(body: bytes) -> bytes:
+    return _deflated(body, 16 + zlib.MAX_WBITS)
+
+
+def _zlib(body: bytes) -> bytes:
+    return _deflated(body, zlib.MAX_WBITS)
+
+
+def _deflated(body: bytes, window: int) -> bytes:
+    packer = zlib.compressobj(1, zlib.DEFLATED, window)
+    return packer.compress(body) + packer.flush()
+
+
+def _zstd(body: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(body)
+
+
+ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {"zstd": _zstd, "gzip": _gzip, "deflate": _zlib}
+"""What makes each coding, the one that is liked best first. HTTP's `deflate` is zlib (RFC 9110 8.4.1.2)."""
