@@ -16,12 +16,18 @@ import msgspec
 import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
-from edgesplit.http1 import Server
+from edgesplit.http1 import Response, Server
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
+from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.seen import spans
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.families import AGENT_INFO
+from edgesplit.seen.ledger import gauge
+from edgesplit.seen.listener import listener
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
@@ -29,7 +35,7 @@ from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
-from edgesplit_agent.remote import Remote
+from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states
@@ -64,6 +70,8 @@ class AgentSettings:
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
     """Releases take no more room than this; None: half of the disk."""
+    metrics: tuple[str, int] | None = None
+    """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
 
@@ -77,11 +85,18 @@ class Agent:
         self._identity = identity
         self._processor = threading.Lock()
         self._windows = Windows()
+        self._metrics = RequestMetrics()
+        self._tracer = spans.configured(
+            "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
+        )
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
-        self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
-        self._server = Server(Endpoint(self._engine, self.status), host="127.0.0.1", port=settings.port)
+        self._engine = Engine(
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer
+        )
+        self._server = Server(Endpoint(self._engine, self.status, self.metrics), host="127.0.0.1", port=settings.port)
+        self._scraped = listener(settings.metrics, self.metrics) if settings.metrics is not None else None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._make_runtime,
@@ -97,6 +112,8 @@ class Agent:
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._engine.start()
+        if self._scraped is not None:
+            self._scraped.start()
         self._uplink = Uplink(
             self._folder,
             self._identity,
@@ -119,6 +136,8 @@ class Agent:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
         self._server.stop()
+        if self._scraped is not None:
+            self._scraped.stop()
         if self._uplink is not None:
             self._uplink.stop()
         self._updater.stop()
@@ -126,6 +145,7 @@ class Agent:
         self._engine.stop()
         if self._shaped is not None:
             self._shaped.stop()
+        self._tracer.stop()
 
     @property
     def url(self) -> str:
@@ -158,6 +178,14 @@ class Agent:
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
 
+    def metrics(self) -> Response:
+        """The page that Prometheus reads."""
+        serving = {one.manifest.model: self._engine.row_of(model) for model, one in self._engine.serving.items()}
+        connected = bool(self._uplink and self._uplink.connected)
+        info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine.conditions, serving, connected)]
+        return metrics_response(series, emulated_label(self._settings.emulate))
+
     def _renewed(self) -> None:
         """Show the new certificate from now on, everywhere."""
         held = credentials(self._folder)
@@ -176,6 +204,7 @@ class Agent:
             "row": self._engine.row_of(model),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
+            "phases": self._metrics.split(release.manifest.model),
         }
 
     def _own_part(self, release: str, error: Exception | None) -> None:
@@ -183,6 +212,9 @@ class Agent:
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
         self._windows.observe(model, result.report if isinstance(result, Answer) else None)
+        release = self._engine.serving.get(model)
+        named = release.manifest.model if release is not None else model
+        self._metrics.observe(named, result.report if isinstance(result, Answer) else result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions

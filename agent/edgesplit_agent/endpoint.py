@@ -15,6 +15,8 @@ from edgesplit import oip
 from edgesplit.errors import LinkError, NotFound
 from edgesplit.http1 import Request, Response, error_response, json_response
 from edgesplit.report import to_parameters
+from edgesplit.seen import trace
+from edgesplit.seen.exposition import is_scrape
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import DEADLINE_S, Engine, known
 
@@ -48,9 +50,12 @@ def answers(url: str) -> None:
 class Endpoint:
     """The handler that edgesplit.http1.Server is given."""
 
-    def __init__(self, engine: Engine, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, engine: Engine, status: Callable[[], dict[str, Any]], metrics: Callable[[], Response] | None = None
+    ) -> None:
         self._engine = engine
         self._status = status
+        self._metrics = metrics
 
     def __call__(self, request: Request) -> Response:
         """Answer one request; EdgeErrors become what the server makes of them."""
@@ -88,6 +93,8 @@ class Endpoint:
                 {"name": name, "version": _version(one), "state": "READY"} for name, one in sorted(serving.items())
             ]
             return json_response(200, index)
+        if self._metrics is not None and is_scrape(request):
+            return self._metrics()
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
 
     def _release(self, model: str, version: str | None) -> ActiveRelease:
@@ -100,7 +107,8 @@ class Endpoint:
     def _infer(self, model: str, release: ActiveRelease, request: Request) -> Response:
         asked = oip.decode_request(request.body, oip.header_length(request.headers))
         deadline_s = oip.timeout_s(asked.parameters) or DEADLINE_S
-        answer = self._engine.infer(model, asked.inputs, deadline_s=deadline_s, request_id=asked.id)
+        with trace.working_for(trace.given(request.headers), asked.id):
+            answer = self._engine.infer(model, asked.inputs, deadline_s=deadline_s, request_id=asked.id)
         response = oip.InferResponse(
             model=model,
             version=_version(release),

@@ -13,23 +13,27 @@ import queue
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
 from edgesplit import codecs, oip, plan
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Link, Plan, Row
+from edgesplit.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure, ask
 from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing, execute
 from edgesplit.runtime.emulated import wait_out
+from edgesplit.seen import timeline, trace
+from edgesplit.seen.spans import OFF, Tracer
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.breaker import Breaker
+from edgesplit_agent.course import DECODE, ENCODE, QUEUE, TAIL_QUEUE, Course
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S, patience_s, tail_s
-from edgesplit_agent.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure, ask
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +69,7 @@ class Request:
     """Of perf_counter."""
     began: float = field(default_factory=perf_counter)
     timing: Timing = field(default_factory=Timing)
+    course: Course = field(default_factory=Course)
 
     @property
     def left_s(self) -> float:
@@ -98,7 +103,9 @@ class Engine:
         settings: Settings | None = None,
         observe: Observer | None = None,
         own_part: OwnPart | None = None,
+        tracer: Tracer = OFF,
     ) -> None:
+        self._tracer = tracer
         self._device_class = device_class
         self._remote = remote
         self._settings = settings or Settings()
@@ -195,20 +202,29 @@ class Engine:
     # One request
 
     def _admit(self, model: str, request: Request) -> Answer:
+        request.course = Course.begin(self._tracer, model)
+        try:
+            with trace.working_for(request.course.span.context, request.id), self._counted():
+                answer = self._answer(model, request)
+        except Exception as error:
+            request.course.failed(error)
+            self._observe(model, error)
+            raise
+        request.course.answered(answer.report)
+        self._observe(model, answer)
+        return answer
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         with self._lock:
             if self._running >= self._settings.in_flight:
                 raise Busy(f"{self._running} requests run or wait already")
             self._running += 1
         try:
-            answer = self._answer(model, request)
-        except Exception as error:
-            self._observe(model, error)
-            raise
+            yield
         finally:
             with self._lock:
                 self._running -= 1
-        self._observe(model, answer)
-        return answer
 
     def _answer(self, model: str, request: Request) -> Answer:
         now = self.conditions
@@ -232,13 +248,16 @@ class Engine:
             return row
 
     def _run(
-        self, request: Request, slices: list[str], tensors: Mapping[str, Tensor], timing: Timing
+        self, request: Request, slices: list[str], tensors: Mapping[str, Tensor], timing: Timing, *, tail: bool = False
     ) -> dict[str, Tensor]:
         """Run slices on the device's one processor, once it is free."""
         if not slices:
             return dict(tensors)
+        queued = perf_counter()
         if not self._processor.acquire(timeout=max(0.0, request.left_s - self._settings.margin_s)):
             raise DeadlineExceeded("the device's processor was not free before the deadline")
+        request.course.waited(queued, tail=tail)
+        began = perf_counter()
         try:
             live = execute(request.release.programs, slices, tensors, timing)
         except UsageError:  # the application's, not the release's
@@ -248,6 +267,7 @@ class Engine:
             raise
         finally:
             self._processor.release()
+            request.course.ran(slices, request.release, timing, began, tail=tail)
         self._own_part(request.release.digest, None)
         return live
 
@@ -275,6 +295,7 @@ class Engine:
         if tail is None:
             return self._without_a_tail(race, outcome)
         race.cause = outcome.cause if isinstance(outcome, RemoteFailure) else "timeout"
+        race.alone_from = perf_counter()
         self._threads.submit(self._run_tail, race, tail)
         return self._first_of_both(race)
 
@@ -293,6 +314,7 @@ class Engine:
         asked = ask(name, request.id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
         if release.emulated:
             wait_out(start, row.encode_s)
+        request.course.timeline.add(ENCODE, start, perf_counter())
         return Encoded(asked, perf_counter() - start)
 
     def _send(self, race: Race) -> None:
@@ -304,24 +326,30 @@ class Engine:
     def _ask(self, race: Race, timeout_s: float) -> None:
         """On a thread of its own: the exchange with the cloud, and what it teaches."""
         assert self._remote is not None
-        try:
-            outcome = self._remote.infer(race.encoded.asked, race.call, timeout_s)
-        except Exception as error:
-            log.exception("the exchange with the cloud failed")
-            outcome = RemoteFailure("link", str(error))
+        with race.request.course.offloading(race.request.id) as told:
+            try:
+                outcome = self._remote.infer(race.encoded.asked, race.call, timeout_s)
+            except Exception as error:
+                log.exception("the exchange with the cloud failed")
+                outcome = RemoteFailure("link", str(error))
+            told(outcome)
         if not race.call.dropped:
             self._learn(race.encoded.asked.up_bytes, outcome)
         race.put(outcome)
 
     def _run_tail(self, race: Race, tail: list[str]) -> None:
         """On a thread of its own: finish alone, slice by slice, unless the cloud is quicker after all."""
+        with trace.working_for(race.request.course.span.context, race.request.id):
+            self._tail_of(race, tail)
+
+    def _tail_of(self, race: Race, tail: list[str]) -> None:
         live: Mapping[str, Tensor] = race.live
         timing = Timing()
         try:
             for name in tail:
                 if race.over:
                     return
-                live = self._run(race.request, [name], live, timing)
+                live = self._run(race.request, [name], live, timing, tail=True)
             race.put(TailDone(live, timing))
         except Exception as error:
             if not isinstance(error, EdgeError):
@@ -348,6 +376,7 @@ class Engine:
                 request.release.learn(outcome.timing)
                 request.timing.seconds.update(outcome.timing.seconds)
                 request.timing.late += outcome.timing.late
+                race.tail_s = outcome.timing.total_s
                 return self._finished(request, race.expected, outcome.live, race)
             raise outcome or DeadlineExceeded("neither the cloud nor the device was done before the deadline")
 
@@ -496,13 +525,17 @@ class Race:
     """Why the cloud is out of it, or late."""
     over: bool = False
     """There is a winner, or none will be waited for: the tail stops where it is."""
-    _began: float = field(default_factory=perf_counter)
+    alone_from: float = 0.0
+    """When the device began to finish alone."""
+    tail_s: float = 0.0
+    """Of the slices that finished it alone."""
+    began: float = field(default_factory=perf_counter)
     _arrivals: queue.SimpleQueue[Arrival] = field(default_factory=queue.SimpleQueue)
 
     @property
     def waited_s(self) -> float:
         """Since the cloud was asked."""
-        return perf_counter() - self._began
+        return perf_counter() - self.began
 
     def put(self, arrival: Arrival) -> None:
         """A runner has arrived, or has given up."""
@@ -530,6 +563,8 @@ Arrival = RemoteAnswer | RemoteFailure | TailDone | EdgeError
 def _report(request: Request, expected: Expected, race: Race | None, cloud: RemoteAnswer | None) -> Report:
     row = expected.row
     fell_back = race is not None and cloud is None
+    seconds = request.course.timeline.seconds()
+    remote = cloud.phases if cloud else {}
     return Report(
         release=request.release.digest,
         row=row.name,
@@ -539,6 +574,15 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         emulated=request.release.emulated,
         late=request.timing.late > 0,
         latency_s=perf_counter() - request.began,
+        queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if fell_back else 0.0),
+        decode_s=seconds.get(DECODE, 0.0),
+        tail_s=race.tail_s if race else 0.0,
+        waited_s=race.alone_from - race.began if race and fell_back else 0.0,
+        remote_queue_s=remote.get(timeline.QUEUE, 0.0),
+        remote_decode_s=remote.get(timeline.DECODE, 0.0),
+        remote_encode_s=remote.get(timeline.ENCODE, 0.0),
+        answer_decode_s=cloud.decode_s if cloud else 0.0,
+        trace_id=request.course.trace_id,
         predicted_s=expected.latency_s,
         device_s=request.timing.total_s,
         encode_s=race.encoded.seconds if race else 0.0,

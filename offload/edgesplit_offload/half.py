@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from edgesplit.errors import ModelRefused
 from edgesplit.release import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Program, Runtime, Tensor, execute
 from edgesplit.runtime.load import load_slice
-from edgesplit.sealed import SliceSource
+from edgesplit.sealed import SliceInMemory, SliceSource
 from edgesplit_offload.gain import apart, keeps_apart, measured, stackable, stacked
 from edgesplit_offload.memory import Memory, Piece
 from edgesplit_offload.pace import Pace
@@ -62,7 +62,8 @@ class FarHalf:
         self._runtime = runtime
         self._memory = memory
         self._asked = threading.Lock()
-        self._alone = [self._piece(release.manifest.slice(name)) for name in remote]
+        self._slices = [release.manifest.slice(name) for name in remote]
+        self._alone = [Piece((release.digest, one.name), one.name, one.bytes, self._loader(one)) for one in self._slices]
         self._together: list[Piece] | None = None
 
     @property
@@ -94,11 +95,13 @@ class FarHalf:
 
     def measure(self, clock: Callable[[], float]) -> None:
         """Find out whether requests had better share runs, and let them from now on if so."""
-        slices = [piece.slice for piece in map(self._of_many, self._order)]
-        ends = [*self._inputs, *self._outputs, *(spec for one in slices for spec in (*one.inputs, *one.outputs))]
-        if any(one.format != "onnx" for one in slices) or not stackable(ends):
+        ends = [spec for one in self._slices for spec in (*one.inputs, *one.outputs)]
+        if any(one.format != "onnx" for one in self._slices) or not stackable([*ends, *self._inputs, *self._outputs]):
             return
-        together = [self._piece(one, many=True) for one in slices]
+        together = [
+            Piece((self._release.digest, one.name, STACKED), one.name, one.bytes, self._loader(one, many=True))
+            for one in self._slices
+        ]
         try:
             with self._memory.lent(self._alone) as alone, self._memory.lent(together) as many:
                 self._try(alone, many, together, clock)
@@ -125,6 +128,24 @@ class FarHalf:
         log.info("%s: up to %d requests share a run, which answers %.1f times as many", name, gain.most, gain.times)
         self._together = together
         self.pace.allow(gain)
+
+    def _loader(self, one: Slice, *, many: bool = False) -> Callable[[], Program]:
+        """Loads the slice, its files verified at that moment."""
+
+        def load() -> Program:
+            log.info("loading slice %s of release %s%s", one.name, self._release.digest[:12], " for many" if many else "")
+            if not many:
+                return load_slice(self._release.manifest, one, self._release.slice_folder, self._runtime)
+            source = self._release.slice_folder(one.name)
+            stack = source_of_many(source)
+            if isinstance(source, SliceInMemory):
+                source.close()
+            if stack is None:
+                raise ModelRefused(f"slice {one.name} takes one input at a time")
+            with stack:
+                return self._runtime.load(one, stack)
+
+        return load
 
     def _outputs_of(self, programs: Mapping[str, Program], given: Tensors) -> dict[str, Tensor]:
         live = execute(programs, self._order, given)

@@ -1,10 +1,12 @@
 """The offload server: the Open Inference Protocol over HTTP for the far halves of releases.
 
 Promises: a request names its release, so halves of different releases never meet; tensors are checked against the
-manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 with Retry-After; work for a
-client that has gone is skipped. Each response tells the seconds spent in here (`edgesplit-seconds`) and how much
-waiting stretches a run (`edgesplit-load`, at least 1). Leaves to others: batching, eviction by memory, several
-processes. tests/conformance runs Triton's own client against it.
+manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 (429 where one client asks for
+more than its share) with Retry-After; work for a client that has gone, or that cannot be done in time, is not begun.
+Requests for one model share a run where that was measured to gain (`gain`). Each response tells the seconds spent in
+here (`edgesplit-seconds`), those of them in the queue (`edgesplit-queue-seconds`), and how much others stretch a run
+(`edgesplit-load`, at least 1). Leaves to others: what operators ask (`management`), several processes (`supervisor`).
+tests/conformance runs Triton's own client against it.
 """
 
 from __future__ import annotations
@@ -13,21 +15,42 @@ import dataclasses
 import os
 import re
 import ssl
-from collections.abc import Callable, Container, Mapping, Sequence
+import threading
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
+from typing import Any
 
 from edgesplit import codecs, oip
-from edgesplit.bodies import CODINGS, UnknownCoding, decoded
+from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
-from edgesplit.runtime import Runtime, Tensor, execute
+from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
+from edgesplit.seen import families
+from edgesplit.seen.exposition import is_scrape, metrics_response
+from edgesplit.seen.ledger import Series, gauge
+from edgesplit.seen.ledger import summed as series_of_all
+from edgesplit.seen.spans import OFF, Tracer
+from edgesplit.seen.timeline import DECODE, ENCODE, QUEUE, RUN
+from edgesplit_offload.counts import Counts
+from edgesplit_offload.gain import CLOCKS, Background
+from edgesplit_offload.half import OpenRelease
+from edgesplit_offload.management import Management
+from edgesplit_offload.memory import Memory
+from edgesplit_offload.shelf import VERSION, Opener, RemoteModel, Shelf
+from edgesplit_offload.siblings import Alone, Siblings
 from edgesplit_offload.turns import Turns
+from edgesplit_offload.visits import Visit, Visits
+from edgesplit_offload.waiting import Job
 
 SECONDS_HEADER = "edgesplit-seconds"
+QUEUE_HEADER = "edgesplit-queue-seconds"
 LOAD_HEADER = "edgesplit-load"
+WAITING_PER_RUN = 8
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
+SERIES = "series"
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<verb>/ready|/config|/infer)?")
 
 
@@ -63,46 +86,74 @@ class OffloadServer:
         tls: ssl.SSLContext | None = None,
         open_release: Opener | None = None,
         runtime: Runtime | None = None,
+        threads: int = 1,
         at_once: int | None = None,
         waiting: int | None = None,
+        memory: int | None = None,
+        batching: bool = False,
         revoked: Container[object] = frozenset(),
+        siblings: Siblings | None = None,
+        tracer: Tracer = OFF,
     ) -> None:
         self._revoked = revoked
-        runs = at_once or os.cpu_count() or 1
-        self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat())
-        self._turns = Turns(runs, 8 * runs if waiting is None else waiting)
-        self._server = Server(self._answer, host=host, port=port, tls=tls)
+        self._visits = Visits(tracer)
+        self._counts = Counts()
+        self._memory = Memory(memory)
+        self._shelf = Shelf(
+            open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat(threads), self._memory
+        )
+        runs = at_once or max(1, (os.cpu_count() or 1) // threads)
+        self._turns = Turns(runs, WAITING_PER_RUN * runs if waiting is None else waiting)
+        self._measuring = Background() if batching else None
+        self._clock = CLOCKS[threads == 1]
+        self._siblings = siblings or Alone()
+        self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
+        self._siblings.listen({**self._management.answerers, SERIES: lambda _: [*map(_plain, self._series())]})
+        self._ending = threading.Event()
+        self.http = Server(self._answer, host=host, port=port, tls=tls)
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
-            "/v2": ("GET", lambda _: json_response(200, oip.server_metadata())),
+            "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
             "/v2/health/live": ("GET", lambda _: Response()),
-            "/v2/health/ready": ("GET", lambda _: Response(503 if self._server.is_stopping else 200)),
-            "/v2/repository/index": ("POST", self._index),
+            "/v2/health/ready": ("GET", lambda _: Response(503 if self._ending.is_set() else 200)),
             "/v2/edgesplit/probe": ("POST", lambda _: Response()),
         }
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._server.port
+        return self.http.port
 
     @property
     def url(self) -> str:
         """Where clients reach it."""
-        return self._server.url
+        return self.http.url
 
     def start(self) -> None:
         """Listen; UsageError where the address cannot be had."""
-        self._server.start()
+        self.http.start()
 
     def stop(self, drain_s: float = 5.0) -> None:
-        """Accept no more, finish what runs, close."""
-        self._server.stop(drain_s)
+        """Not ready any more; accept no more, finish what runs, close."""
+        self._ending.set()
+        if self._measuring is not None:
+            self._measuring.stop()
+        self.http.stop(drain_s)
+
+    def longest_run_s(self) -> float:
+        """For how long the oldest run has been running: a model that never returns shows here."""
+        return self._turns.longest_s()
+
+    def metrics(self) -> Response:
+        """What all serving processes counted, for Prometheus."""
+        every = [[_series(one) for one in told] for told in self._siblings.ask(SERIES)]
+        return metrics_response(series_of_all(every))
 
     def _answer(self, request: Request) -> Response:
         """The response, with what it took in here and how loaded that is."""
         began = perf_counter()
         try:
             if request.peer_serial in self._revoked:
+                self._visits.refused()
                 return error_response(403, "this certificate was revoked")
             response = self._route(request)
         except UnknownCoding as error:
@@ -117,53 +168,114 @@ class OffloadServer:
         if path in self._fixed:
             method, handle = self._fixed[path]
             return handle(request) if request.method == method else _not_allowed(method)
+        if is_scrape(request):
+            return self.metrics()
         found = _MODEL.fullmatch(path)
-        if found is None:
-            raise NotFound(f"nothing is at {request.path[:200]}")
+        if found is None or found["model"] == "stats":
+            managed = self._management.answer(request, path)
+            if managed is None:
+                raise NotFound(f"nothing is at {request.path[:200]}")
+            return managed
         verb, method = found["verb"], "POST" if found["verb"] == "/infer" else "GET"
         if request.method != method:
             return _not_allowed(method)
         if found["version"] not in (None, VERSION):
             raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
-        return self._of_model(request, self._shelf.model(found["model"]), verb)
-
-    def _of_model(self, request: Request, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/infer":
-            return self._infer(request, model)
+            with self._visits.visit(request) as visit:
+                return self._infer(request, found["model"], visit)
+        return self._of_model(self._shelf.model(found["model"]), verb)
+
+    def _of_model(self, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/ready":
-            model.programs()
+            model.half.load()
             return Response()
         if verb == "/config":
             return json_response(200, oip.model_config(model.name, model.wire_inputs, model.outputs))
         return json_response(200, oip.model_metadata(model.name, [VERSION], model.wire_inputs, model.outputs))
 
-    def _infer(self, request: Request, model: RemoteModel) -> Response:
+    def _infer(self, request: Request, name: str, visit: Visit) -> Response:
+        arrived = perf_counter()
+        model = self._shelf.model(name)
+        visit.model, visit.row = model.served, model.row.name
+        try:
+            response, job = self._inferred(request, model, visit)
+        except Exception:
+            self._counts.failed(model.name, perf_counter() - arrived)
+            raise
+        self._counts.answered(
+            model.name, visit.timeline.seconds(), perf_counter() - arrived, job.together, job.mine is not None
+        )
+        if self._measuring is not None and model.half.first_asked():
+            self._measuring.ask(partial(model.half.measure, self._clock))
+        return response
+
+    def _inferred(self, request: Request, model: RemoteModel, visit: Visit) -> tuple[Response, Job]:
         arrived = monotonic()
-        body = decoded(request.body, request.headers.get("content-encoding", ""))
-        asked = oip.decode_request(body, oip.header_length(request.headers))
-        inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
-        oip.check_tensors(inputs, model.inputs)
-        oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
+        with visit.timeline.phase(DECODE):
+            body = decoded(request.body, request.headers.get("content-encoding", ""))
+            asked = oip.decode_request(body, oip.header_length(request.headers))
+            inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
+            oip.check_tensors(inputs, model.inputs)
+            oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
         patience_s = oip.timeout_s(asked.parameters)
-        deadline = None if patience_s is None else arrived + patience_s
-        with self._turns.take(deadline, request.closed):
-            outputs = _run(model, inputs, asked.outputs)
-        answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
-        buffers, length = oip.encode_response(answer, asked.binary_outputs)
-        if length is None:
-            return Response(200, {"content-type": "application/json"}, buffers)
-        return Response(200, {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length)}, buffers)
+        job = Job(
+            inputs,
+            model.half.run,
+            model.half.pace,
+            client=request.peer,
+            deadline=None if patience_s is None else arrived + patience_s,
+            is_gone=request.closed,
+        )
+        if not model.half.is_loaded:
+            model.half.load()
+        queued = perf_counter()
+        try:
+            outputs = self._turns.take(job)
+        finally:
+            ran = queued + job.queue_s
+            visit.batch = max(1, job.together)
+            visit.timeline.add(QUEUE, queued, ran if job.together else perf_counter())
+            if job.together:
+                visit.timeline.add(RUN, ran, ran + job.run_s)
+        with visit.timeline.phase(ENCODE):
+            answer = oip.InferResponse(model.name, oip.pick_outputs(outputs, asked.outputs), VERSION, asked.id)
+            buffers, length = oip.encode_response(answer, asked.binary_outputs)
+            buffers, coding = _coded(buffers, request.headers.get("accept-encoding", ""))
+        visit.sent = sum(len(part) for part in buffers)
+        kind = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length)}
+        headers = {"content-type": "application/json"} if length is None else kind
+        told = {QUEUE_HEADER: f"{job.queue_s:.6f}", **coding, **visit.headers()}
+        return Response(200, {**headers, **told}, buffers), job
 
-    def _index(self, _: Request) -> Response:
-        """Triton's model repository index: the models that can be run now."""
-        entries = [{"name": name, "version": VERSION, "state": "READY"} for name in self._shelf.model_names()]
-        return json_response(200, entries)
+    def _series(self) -> list[Series]:
+        """What this process counted, and how it is now."""
+        models = self._shelf.models()
+        return [
+            *self._visits.ledger.series(),
+            gauge(families.OFFLOAD_RUNNING, self._turns.running),
+            gauge(families.OFFLOAD_WAITING, self._turns.waiting),
+            gauge(families.OFFLOAD_LOAD, self._turns.load),
+            gauge(families.OFFLOAD_LOADED_BYTES, self._memory.bytes),
+            gauge(families.OFFLOAD_LOADED_MODELS, sum(models.values())),
+            gauge(families.OFFLOAD_PROCESSES, 1),
+        ]
 
 
-def _run(model: RemoteModel, inputs: Mapping[str, Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
-    """The outputs asked for, by the row's far slices."""
-    live = execute(model.programs(), model.row.remote, inputs)
-    return oip.pick_outputs({name: live[name] for name in model.row.receives}, wanted)
+def _coded(buffers: oip.Buffers, accepts: str) -> tuple[oip.Buffers, Mapping[str, str]]:
+    """The body in a coding that its client accepts, where that is worth it, and the header that says so."""
+    coding = accepted(accepts) if accepts and sum(len(part) for part in buffers) >= COMPRESSED_FROM else ""
+    return ([encoded(buffers, coding)], {"content-encoding": coding}) if coding else (buffers, {})
+
+
+def _plain(one: Series) -> list[Any]:
+    """As siblings tell each other."""
+    return [one.family, list(one.labels), one.value, list(one.counts)]
+
+
+def _series(told: list[Any]) -> Series:
+    family, labels, value, counts = told
+    return Series(family, tuple(labels), value, tuple(counts))
 
 
 def _not_allowed(method: str) -> Response:

@@ -1,8 +1,8 @@
-"""The cloud half of a row: one request over a persistent connection that can be dropped at any moment.
+"""The far half of a row: one request over a persistent connection that can be dropped at any moment.
 
 Says what came back and what it took, or why nothing did (`RemoteFailure.cause`); never raises for what a network or a
 server does. Answers are checked against what the manifest promises: another model, id, tensor or shape is refused. Who
-waits how long, and what happens then, is the engine's.
+waits how long, and what happens then, is the asker's: the agent's engine, or a gateway that asks the next tier.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.release import TensorSpec
 from edgesplit.runtime import Tensor
+from edgesplit.seen import trace
+from edgesplit.seen.timeline import SERVER_TIMING, read_server_timing
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ Cause = Literal["timeout", "refused", "link", "server", "rejected"]
 SECONDS_HEADER = "edgesplit-seconds"
 LOAD_HEADER = "edgesplit-load"
 PROBE_BYTES = 16_384
+CLAIM_SLACK_S = 1e-4
+"""By which rounding may make a server's phases longer than its seconds."""
 IDLE_CONNECTIONS = 4
 
 
@@ -67,6 +71,10 @@ class RemoteAnswer:
     load: float
     up_bytes: int
     down_bytes: int
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase of `server_s`, as the server tells them (`edgesplit.seen.timeline.SERVER_PHASES`)."""
+    decode_s: float = 0.0
+    """Making tensors of what came, after `elapsed_s`."""
 
     @property
     def link_s(self) -> float:
@@ -195,7 +203,7 @@ class Remote:
         if asked.compressed:
             headers["content-encoding"] = "zstd"
         path = f"/v2/models/{asked.name}/infer"
-        outcome = self._exchange(_Wish("POST", path, headers, asked.body), call, timeout_s)
+        outcome = self._exchange(_Wish("POST", path, headers | trace.outgoing(), asked.body), call, timeout_s)
         return outcome if isinstance(outcome, RemoteFailure) else _judged(asked, outcome)
 
     def ping(self, timeout_s: float) -> float | RemoteFailure:
@@ -340,6 +348,7 @@ def _judged(asked: Ask, reply: _Reply) -> Outcome:
         )
     if len(reply.body) > LIMITS.http_body_bytes:
         return RemoteFailure("server", "the answer is larger than any may be", reply.elapsed_s)
+    began = perf_counter()
     try:
         response = oip.decode_response(reply.body, oip.header_length(reply.headers))
         if response.model != asked.name:
@@ -351,7 +360,16 @@ def _judged(asked: Ask, reply: _Reply) -> Outcome:
         return RemoteFailure("server", f"refused: {error}", reply.elapsed_s)
     server_s = min(reply.number(SECONDS_HEADER, 0.0), reply.elapsed_s)
     load = max(1.0, reply.number(LOAD_HEADER, 1.0))
-    return RemoteAnswer(response.outputs, reply.elapsed_s, server_s, load, reply.up_bytes, len(reply.body))
+    return RemoteAnswer(
+        response.outputs, reply.elapsed_s, server_s, load, reply.up_bytes, len(reply.body),
+        phases=_phases(reply, server_s), decode_s=perf_counter() - began,
+    )  # fmt: skip
+
+
+def _phases(reply: _Reply, server_s: float) -> Mapping[str, float]:
+    """What the server says it did in its seconds; nothing where it claims more than they are."""
+    told = read_server_timing(reply.headers.get(SERVER_TIMING, ""))
+    return told if sum(told.values()) <= server_s + CLAIM_SLACK_S else {}
 
 
 def _error_text(body: bytes) -> str:
