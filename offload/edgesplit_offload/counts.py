@@ -70,7 +70,14 @@ def of_models(models: Iterable[str], counted: Sequence[Told]) -> dict[str, list[
 def _none(model: str) -> Told:
     counts: Told = {"last_inference": 0, "inference_count": 0, "execution_count": 0}
     stats = {kind: _nothing() for kind in _KINDS}
-    return {"name": model, "version": VERSION, **counts, "inference_stats": stats, "batch_stats": [], "memory_usage": []}
+    return {
+        "name": model,
+        "version": VERSION,
+        **counts,
+        "inference_stats": stats,
+        "batch_stats": [],
+        "memory_usage": [],
+    }
 
 
 def _nothing() -> dict[str, int]:

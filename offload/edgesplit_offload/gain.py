@@ -46,7 +46,9 @@ NICENESS = 10
 
 def stackable(specs: Iterable[TensorSpec]) -> bool:
     """Has every one of these tensors a first length of one, and is made of numbers?"""
-    return all(spec.shape and spec.shape[0] == 1 and -1 not in spec.shape and spec.datatype != "BYTES" for spec in specs)
+    return all(
+        spec.shape and spec.shape[0] == 1 and -1 not in spec.shape and spec.datatype != "BYTES" for spec in specs
+    )
 
 
 def noise(specs: Iterable[TensorSpec], rng: np.random.Generator) -> dict[str, Tensor]:
@@ -65,7 +67,7 @@ def noise(specs: Iterable[TensorSpec], rng: np.random.Generator) -> dict[str, Te
     return made
 
 
-def stacked(inputs: Sequence[Tensors]) -> dict[str, Tensor]:
+def joined(inputs: Sequence[Tensors]) -> dict[str, Tensor]:
     """All of them as one, along the first length."""
     return {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
 
@@ -81,7 +83,7 @@ def keeps_apart(specs: Sequence[TensorSpec], one: RunOne, many: RunOne, seed: in
     for count in TRIED:
         inputs = [noise(specs, rng) for _ in range(count)]
         alone = [one(given) for given in inputs]
-        together = many(stacked(inputs))
+        together = many(joined(inputs))
         if any(tensor.ndim < 1 or len(tensor) != count for tensor in together.values()):
             return False
         for got, want in zip(apart(together, count), alone, strict=True):
@@ -104,7 +106,7 @@ def measured(
         if monotonic() > end or _per_request(seconds, max(seconds)) * size > LONGEST_RUN_S:
             break
         last = max(seconds)
-        seconds[size] = _time(many, stacked([noise(specs, rng) for _ in range(size)]), clock, end)
+        seconds[size] = _time(many, joined([noise(specs, rng) for _ in range(size)]), clock, end)
         if last > 1 and _per_request(seconds, last) < FURTHER * _per_request(seconds, size):
             break
     return chosen(seconds)
@@ -157,9 +159,9 @@ class Background:
             try:
                 work()
             except EdgeError as error:
-                log.warning("runs of several could not be measured: %s", error)
+                log.info("requests run one at a time: %s", error)
             except Exception:
-                log.exception("runs of several could not be measured")
+                log.exception("requests run one at a time: sharing runs could not be tried")
 
 
 CLOCKS: Mapping[bool, Callable[[], float]] = {True: thread_time, False: perf_counter}

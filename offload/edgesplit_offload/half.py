@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from edgesplit.errors import ModelRefused
@@ -15,14 +16,13 @@ from edgesplit.release import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Program, Runtime, Tensor, execute
 from edgesplit.runtime.load import load_slice
 from edgesplit.sealed import SliceInMemory, SliceSource
-from edgesplit_offload.gain import apart, keeps_apart, measured, stackable, stacked
-from edgesplit_offload.memory import Memory, Piece
+from edgesplit_offload.gain import apart, joined, keeps_apart, measured, stackable
+from edgesplit_offload.memory import Key, Memory, Piece
 from edgesplit_offload.pace import Pace
 from edgesplit_offload.rebatch import source_of_many
 
 log = logging.getLogger(__name__)
 
-STACKED = "stacked"
 Tensors = Mapping[str, Tensor]
 
 
@@ -63,7 +63,7 @@ class FarHalf:
         self._memory = memory
         self._asked = threading.Lock()
         self._slices = [release.manifest.slice(name) for name in remote]
-        self._alone = [Piece((release.digest, one.name), one.name, one.bytes, self._loader(one)) for one in self._slices]
+        self._alone = [self._piece(one) for one in self._slices]
         self._together: list[Piece] | None = None
 
     @property
@@ -78,8 +78,7 @@ class FarHalf:
 
     def unload(self) -> None:
         """Let go of its memory, as far as it does not run just now. The next request loads it again."""
-        keys = {one.key for one in (*self._alone, *(self._together or ()))}
-        self._memory.let_go(keys.__contains__)
+        self._let_go([*self._alone, *(self._together or ())])
 
     def run(self, given: Sequence[Tensors]) -> list[Tensors]:
         """What each of these inputs gives: every output by name. All in one run where that was found worth it."""
@@ -87,7 +86,7 @@ class FarHalf:
         with self._memory.lent(together or self._alone) as programs:
             if together is None or len(given) == 1:
                 return [self._outputs_of(programs, one) for one in given]
-            return list(apart(self._outputs_of(programs, stacked(given)), len(given)))
+            return list(apart(self._outputs_of(programs, joined(given)), len(given)))
 
     def first_asked(self) -> bool:
         """True once: whoever hears it sees to it that `measure` is called."""
@@ -98,16 +97,12 @@ class FarHalf:
         ends = [spec for one in self._slices for spec in (*one.inputs, *one.outputs)]
         if any(one.format != "onnx" for one in self._slices) or not stackable([*ends, *self._inputs, *self._outputs]):
             return
-        together = [
-            Piece((self._release.digest, one.name, STACKED), one.name, one.bytes, self._loader(one, many=True))
-            for one in self._slices
-        ]
+        together = [self._piece(one, stacked=True) for one in self._slices]
         try:
             with self._memory.lent(self._alone) as alone, self._memory.lent(together) as many:
                 self._try(alone, many, together, clock)
         finally:
-            useless = {one.key for one in (together if self._together is None else self._alone)}
-            self._memory.let_go(useless.__contains__)
+            self._let_go(together if self._together is None else self._alone)
 
     def _try(
         self,
@@ -117,11 +112,11 @@ class FarHalf:
         clock: Callable[[], float],
     ) -> None:
         name = f"{self._release.digest[:12]} {'+'.join(self._order)[:80]}"
-        ways = [lambda given, programs=programs: self._outputs_of(programs, given) for programs in (alone, many)]
-        if not keeps_apart(self._inputs, *ways):
+        run_one, run_many = partial(self._outputs_of, alone), partial(self._outputs_of, many)
+        if not keeps_apart(self._inputs, run_one, run_many):
             log.info("%s: runs one request at a time: together they would not give the same bits", name)
             return
-        gain = measured(self._inputs, *ways, clock)
+        gain = measured(self._inputs, run_one, run_many, clock)
         if gain.most == 1:
             log.info("%s: runs one request at a time: nothing is gained by more", name)
             return
@@ -129,12 +124,15 @@ class FarHalf:
         self._together = together
         self.pace.allow(gain)
 
-    def _loader(self, one: Slice, *, many: bool = False) -> Callable[[], Program]:
-        """Loads the slice, its files verified at that moment."""
+    def _let_go(self, pieces: Sequence[Piece]) -> None:
+        self._memory.let_go(self._release.digest, {one.key for one in pieces})
+
+    def _piece(self, one: Slice, *, stacked: bool = False) -> Piece:
+        """The slice as it is loaded: its files are verified at that moment."""
 
         def load() -> Program:
-            log.info("loading slice %s of release %s%s", one.name, self._release.digest[:12], " for many" if many else "")
-            if not many:
+            log.info("loading slice %s of release %s%s", one.name, self._release.digest[:12], " for stacks" * stacked)
+            if not stacked:
                 return load_slice(self._release.manifest, one, self._release.slice_folder, self._runtime)
             source = self._release.slice_folder(one.name)
             stack = source_of_many(source)
@@ -145,7 +143,7 @@ class FarHalf:
             with stack:
                 return self._runtime.load(one, stack)
 
-        return load
+        return Piece(Key(self._release.digest, one.name, stacked), one.bytes, load)
 
     def _outputs_of(self, programs: Mapping[str, Program], given: Tensors) -> dict[str, Tensor]:
         live = execute(programs, self._order, given)

@@ -81,7 +81,9 @@ class Management:
             if request.method == method:
                 return handle(request, {key: text for key, text in found.groupdict().items() if text is not None})
             methods.append(method)
-        return error_response(405, f"use {' or '.join(methods)} here", {"allow": ", ".join(methods)}) if methods else None
+        return (
+            error_response(405, f"use {' or '.join(methods)} here", {"allow": ", ".join(methods)}) if methods else None
+        )
 
     # Models
 
@@ -102,7 +104,9 @@ class Management:
     def _load(self, request: Request, found: Mapping[str, str]) -> Response:
         parameters = _asked(request).get("parameters") or {}
         if not isinstance(parameters, dict) or parameters.keys() - {"unload_dependents"}:
-            raise UsageError("a model here is a release's, as it was signed: no configuration or files can be given to it")
+            raise UsageError(
+                "a model here is a release's, as it was signed: no configuration or files can be given to it"
+            )
         return self._told_all(request, LOAD, found["model"])
 
     def _unload(self, request: Request, found: Mapping[str, str]) -> Response:
@@ -208,5 +212,3 @@ def _set_levels(wanted: Mapping[str, Any]) -> None:
     now = {**_log_settings(), **wanted}
     least = next((needed for name, needed in _LEVELS if now[name]), logging.CRITICAL)
     logging.getLogger().setLevel(logging.DEBUG if now["log_verbose_level"] > 0 else least)
-
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -24,12 +24,20 @@ SESSION_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
+class Key:
+    """What is loaded: a slice of a release, for one input at a time or for stacks."""
+
+    release: str
+    name: str
+    """The slice's: programs are known by it."""
+    stacked: bool = False
+
+
+@dataclass(frozen=True)
 class Piece:
     """One slice as it can be loaded."""
 
-    key: Hashable
-    name: str
-    """The slice's: programs are known by it."""
+    key: Key
     file_bytes: int
     load: Callable[[], Program] = field(compare=False)
 
@@ -63,7 +71,7 @@ class Memory:
     def __init__(self, budget: int | None = None) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
 
     @property
     def bytes(self) -> int:
@@ -85,7 +93,7 @@ class Memory:
         """
         entries = self._take(pieces)
         try:
-            yield {entry.piece.name: entry.program or entry.loaded() for entry in entries}
+            yield {entry.piece.key.name: entry.program or entry.loaded() for entry in entries}
         finally:
             with self._lock:
                 for entry in entries:
@@ -93,13 +101,13 @@ class Memory:
                     if entry.program is None and not entry.users:  # it could not be loaded
                         self._forget(entry)
 
-    def let_go(self, unwanted: Callable[[Hashable], bool]) -> int:
-        """Forget what is loaded under such keys and does not run; how many that were."""
+    def let_go(self, release: str, keys: Collection[Key] | None = None) -> None:
+        """Forget what is loaded of that release (only these keys, if given) and does not run."""
         with self._lock:
-            gone = [one for one in self._entries.values() if not one.users and unwanted(one.piece.key)]
-            for entry in gone:
-                self._forget(entry)
-        return len(gone)
+            for entry in list(self._entries.values()):
+                key = entry.piece.key
+                if key.release == release and not entry.users and (keys is None or key in keys):
+                    self._forget(entry)
 
     def _take(self, pieces: Sequence[Piece]) -> list[_Entry]:
         """Entries of all of them, in use from now on."""
@@ -144,7 +152,7 @@ class Memory:
             if not idle:
                 raise Busy("the memory for models is taken by models that run")
             oldest = idle.pop(0)
-            log.info("letting go of slice %s: memory is wanted for others", oldest.piece.name)
+            log.info("letting go of slice %s: memory is wanted for others", oldest.piece.key.name)
             self._forget(oldest)
 
     def _forget(self, entry: _Entry) -> None:

@@ -19,13 +19,86 @@ from edgesplit.sealed import SliceInMemory, SliceSource
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
 ALIKE = frozenset(
-    "Abs Add AveragePool BatchNormalization Cast Ceil Celu Clip Concat Conv ConvTranspose Cos DepthToSpace"
-    " DequantizeLinear Div Dropout Elu Erf Exp Flatten Floor Gelu Gemm GlobalAveragePool GlobalMaxPool"
-    " GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization LRN LayerNormalization LeakyRelu Log"
-    " LogSoftmax MatMul Max MaxPool Min Mish Mul Neg PRelu Pad Pow QLinearConv QLinearMatMul QuantizeLinear Reciprocal"
-    " ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round"
-    " Selu Sigmoid Sin Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh ThresholdedRelu"
-    " Transpose Unsqueeze Upsample".split()
+    [
+        "Abs",
+        "Add",
+        "AveragePool",
+        "BatchNormalization",
+        "Cast",
+        "Ceil",
+        "Celu",
+        "Clip",
+        "Concat",
+        "Conv",
+        "ConvTranspose",
+        "Cos",
+        "DepthToSpace",
+        "DequantizeLinear",
+        "Div",
+        "Dropout",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Flatten",
+        "Floor",
+        "Gelu",
+        "Gemm",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+        "GroupNormalization",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+        "InstanceNormalization",
+        "LRN",
+        "LayerNormalization",
+        "LeakyRelu",
+        "Log",
+        "LogSoftmax",
+        "MatMul",
+        "Max",
+        "MaxPool",
+        "Min",
+        "Mish",
+        "Mul",
+        "Neg",
+        "PRelu",
+        "Pad",
+        "Pow",
+        "QLinearConv",
+        "QLinearMatMul",
+        "QuantizeLinear",
+        "Reciprocal",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "ReduceSumSquare",
+        "Relu",
+        "Reshape",
+        "Resize",
+        "Round",
+        "Selu",
+        "Sigmoid",
+        "Sin",
+        "Softmax",
+        "Softplus",
+        "Softsign",
+        "SpaceToDepth",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Sum",
+        "Tanh",
+        "ThresholdedRelu",
+        "Transpose",
+        "Unsqueeze",
+        "Upsample",
+    ]
 )
 """Operators of ai.onnx that do the same to every element, whatever it is."""
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
@@ -76,7 +149,9 @@ def _graph(parts: list[Field]) -> bytes | None:
     if any(number == _SPARSE for number, _ in parts) or not all(map(_is_alike, nodes)):
         return None
     targets = {_texts(node, _NODE_INPUT)[1] for node in nodes if _text(node, _NODE_OP) == "Reshape"}
-    others = {name for node in nodes for place, name in enumerate(_texts(node, _NODE_INPUT)) if not _is_target(node, place)}
+    others = {
+        name for node in nodes for place, name in enumerate(_texts(node, _NODE_INPUT)) if not _is_target(node, place)
+    }
     if targets & others:
         return None  # the same numbers mean something else there
     return b"".join(_written(number, _changed(number, value, targets)) for number, value in parts)
@@ -90,7 +165,9 @@ def _is_alike(node: list[Field]) -> bool:
 
 def _allows_zero(node: list[Field]) -> bool:
     """Reshape with `allowzero`: a 0 is then no "as it is"."""
-    attributes = [list(fields(value)) for number, value in node if number == _NODE_ATTRIBUTE and not isinstance(value, int)]
+    attributes = [
+        list(fields(value)) for number, value in node if number == _NODE_ATTRIBUTE and not isinstance(value, int)
+    ]
     return any(
         _text(one, _ATTRIBUTE_NAME) == "allowzero" and (_ATTRIBUTE_INT, 0) not in one and len(one) > 1
         for one in attributes
@@ -123,7 +200,9 @@ def _without_shape(info: memoryview) -> bytes:
 
 def _target_for_many(tensor: list[Field]) -> bytes:
     """A Reshape's target in which a leading 1 became "as it is"; TrustError where it is not a list of whole numbers."""
-    raw = next((bytes(value) for number, value in tensor if number == _TENSOR_RAW and isinstance(value, memoryview)), b"")
+    raw = next(
+        (bytes(value) for number, value in tensor if number == _TENSOR_RAW and isinstance(value, memoryview)), b""
+    )
     if (_TENSOR_TYPE, _INT64) not in tensor or not raw or any(number == _TENSOR_INT64 for number, _ in tensor):
         raise TrustError("the target of a Reshape is kept in a way that is not read here")
     lengths = list(struct.unpack(f"<{len(raw) // 8}q", raw))

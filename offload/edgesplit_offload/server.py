@@ -91,8 +91,10 @@ class OffloadServer:
         waiting: int | None = None,
         memory: int | None = None,
         batching: bool = False,
+        connections: int = 256,
         revoked: Container[object] = frozenset(),
         siblings: Siblings | None = None,
+        on_closed: Callable[[], None] = lambda: None,
         tracer: Tracer = OFF,
     ) -> None:
         self._revoked = revoked
@@ -110,7 +112,7 @@ class OffloadServer:
         self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
         self._siblings.listen({**self._management.answerers, SERIES: lambda _: [*map(_plain, self._series())]})
         self._ending = threading.Event()
-        self.http = Server(self._answer, host=host, port=port, tls=tls)
+        self.http = Server(self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed)
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
             "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
             "/v2/health/live": ("GET", lambda _: Response()),
@@ -134,10 +136,14 @@ class OffloadServer:
 
     def stop(self, drain_s: float = 5.0) -> None:
         """Not ready any more; accept no more, finish what runs, close."""
-        self._ending.set()
+        self.not_ready()
         if self._measuring is not None:
             self._measuring.stop()
         self.http.stop(drain_s)
+
+    def not_ready(self) -> None:
+        """Say so from now on, and go on serving: it will end soon."""
+        self._ending.set()
 
     def longest_run_s(self) -> float:
         """For how long the oldest run has been running: a model that never returns shows here."""
@@ -145,8 +151,7 @@ class OffloadServer:
 
     def metrics(self) -> Response:
         """What all serving processes counted, for Prometheus."""
-        every = [[_series(one) for one in told] for told in self._siblings.ask(SERIES)]
-        return metrics_response(series_of_all(every))
+        return metrics_of(self._siblings.ask(SERIES))
 
     def _answer(self, request: Request) -> Response:
         """The response, with what it took in here and how loaded that is."""
@@ -260,6 +265,11 @@ class OffloadServer:
             gauge(families.OFFLOAD_LOADED_MODELS, sum(models.values())),
             gauge(families.OFFLOAD_PROCESSES, 1),
         ]
+
+
+def metrics_of(told: list[list[Any]]) -> Response:
+    """What these processes counted, for Prometheus."""
+    return metrics_response(series_of_all([[_series(one) for one in process] for process in told]))
 
 
 def _coded(buffers: oip.Buffers, accepts: str) -> tuple[oip.Buffers, Mapping[str, str]]:

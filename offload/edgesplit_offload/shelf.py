@@ -170,7 +170,7 @@ class Shelf:
                 gone.append(self._opened.popitem(last=False)[0])
         for one in gone:
             log.info("let go of release %s", one[:12])
-            self._memory.let_go(lambda key, digest=one: isinstance(key, tuple) and key[0] == digest)
+            self._memory.let_go(one)
 
 
 def _specs(manifest: Manifest) -> dict[str, TensorSpec]:
