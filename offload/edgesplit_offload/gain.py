@@ -36,12 +36,14 @@ WORTH = 1.25
 """So many times as many requests a second must be answered together before a request is made to share a run."""
 FURTHER = 1.05
 """What a doubled stack must gain over the one before to be used."""
-NEARLY = 1.3
-"""A stack that takes at most so much more of the processor per request than the best one is enough."""
+NEARLY = 3.0
+"""A stack that takes at most so many times as much per request as the best one is enough for a run beside another:
+two runs of four on two cores answer more than one of eight, then one of the next eight."""
 BUDGET_S = 1.5
 LONGEST_RUN_S = 0.25
 REPEATS = 5
 NICENESS = 10
+STOP_S = 5.0
 
 
 def stackable(specs: Iterable[TensorSpec]) -> bool:
@@ -149,8 +151,9 @@ class Background:
         self._asked.put(work)
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing more, and wait for what runs: an engine must not be at work while its process ends."""
         self._asked.put(None)
+        self._thread.join(STOP_S)
 
     def _work(self) -> None:
         with suppress(OSError):

@@ -99,7 +99,7 @@ def _server(options: argparse.Namespace, processes: int, **how: Any) -> OffloadS
         tls=given.tls(options),
         revoked=given.revoked(options),
         threads=options.threads,
-        at_once=given.runs_at_once(processes, options.threads),
+        at_once=options.runs or given.runs_at_once(processes, options.threads),
         memory=None if options.memory is None else options.memory // processes,
         batching=options.batching == "auto",
         connections=options.connections,

@@ -1,5 +1,5 @@
-"""What operators and their tools ask besides inference, in the words of Triton's extensions: which models are here, load
-and unload, statistics, log and trace settings, shared memory.
+"""What operators and their tools ask besides inference, in the words of Triton's extensions: which models are here,
+load and unload, statistics, log and trace settings, shared memory.
 
 Changing something is for operators: a client whose certificate says so, or anybody where there are no certificates,
 which is on loopback only. Of several serving processes each gets the same, and what is told is the sum.
@@ -104,9 +104,7 @@ class Management:
     def _load(self, request: Request, found: Mapping[str, str]) -> Response:
         parameters = _asked(request).get("parameters") or {}
         if not isinstance(parameters, dict) or parameters.keys() - {"unload_dependents"}:
-            raise UsageError(
-                "a model here is a release's, as it was signed: no configuration or files can be given to it"
-            )
+            raise UsageError("a model is a release's, as it was signed: no configuration or files can be given to it")
         return self._told_all(request, LOAD, found["model"])
 
     def _unload(self, request: Request, found: Mapping[str, str]) -> Response:

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--processes", type=int, default=0, help="serving processes behind the port (default 0: by the cores)")
     add("--threads", type=int, default=1, help="of one run (default %(default)s: other counts give other last bits)")
+    add("--runs", type=int, default=0, help="at once, of each process (default 0: what gives them all the cores)")
     add("--memory", type=_bytes, metavar="SIZE", help="for loaded models in all, as in 2GB (default: no bound)")
     add(
         "--batching",
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
 def checked(options: argparse.Namespace) -> argparse.Namespace:
     """The same, with what makes no sense refused (UsageError)."""
-    for name, least in (("processes", 0), ("threads", 1), ("connections", 1)):
+    for name, least in (("processes", 0), ("runs", 0), ("threads", 1), ("connections", 1)):
         if getattr(options, name) < least:
             raise UsageError(f"--{name} must be at least {least}")
     for name in ("notice", "drain", "stuck_after"):

@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 from edgesplit.errors import TrustError
 from edgesplit.onnx_wire import fields
@@ -19,86 +20,14 @@ from edgesplit.sealed import SliceInMemory, SliceSource
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
 ALIKE = frozenset(
-    [
-        "Abs",
-        "Add",
-        "AveragePool",
-        "BatchNormalization",
-        "Cast",
-        "Ceil",
-        "Celu",
-        "Clip",
-        "Concat",
-        "Conv",
-        "ConvTranspose",
-        "Cos",
-        "DepthToSpace",
-        "DequantizeLinear",
-        "Div",
-        "Dropout",
-        "Elu",
-        "Erf",
-        "Exp",
-        "Flatten",
-        "Floor",
-        "Gelu",
-        "Gemm",
-        "GlobalAveragePool",
-        "GlobalMaxPool",
-        "GroupNormalization",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-        "InstanceNormalization",
-        "LRN",
-        "LayerNormalization",
-        "LeakyRelu",
-        "Log",
-        "LogSoftmax",
-        "MatMul",
-        "Max",
-        "MaxPool",
-        "Min",
-        "Mish",
-        "Mul",
-        "Neg",
-        "PRelu",
-        "Pad",
-        "Pow",
-        "QLinearConv",
-        "QLinearMatMul",
-        "QuantizeLinear",
-        "Reciprocal",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "ReduceSumSquare",
-        "Relu",
-        "Reshape",
-        "Resize",
-        "Round",
-        "Selu",
-        "Sigmoid",
-        "Sin",
-        "Softmax",
-        "Softplus",
-        "Softsign",
-        "SpaceToDepth",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Sum",
-        "Tanh",
-        "ThresholdedRelu",
-        "Transpose",
-        "Unsqueeze",
-        "Upsample",
-    ]
+    """
+    Abs Add AveragePool BatchNormalization Cast Ceil Celu Clip Concat Conv ConvTranspose Cos DepthToSpace
+    DequantizeLinear Div Dropout Elu Erf Exp Flatten Floor Gelu Gemm GlobalAveragePool GlobalMaxPool GroupNormalization
+    HardSigmoid HardSwish Identity InstanceNormalization LRN LayerNormalization LeakyRelu Log LogSoftmax MatMul Max
+    MaxPool Min Mish Mul Neg PRelu Pad Pow QLinearConv QLinearMatMul QuantizeLinear Reciprocal ReduceL1 ReduceL2
+    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round Selu Sigmoid Sin
+    Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh ThresholdedRelu Transpose Unsqueeze Upsample
+    """.split()  # noqa: SIM905
 )
 """Operators of ai.onnx that do the same to every element, whatever it is."""
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
@@ -115,25 +44,29 @@ Field = tuple[int, "int | memoryview"]
 def source_of_many(source: SliceSource) -> SliceInMemory | None:
     """The slice in `source` as one that takes stacks, its weights still in the file that they were in; None where it
     does not come into question."""
-    in_memory = isinstance(source, SliceInMemory)
     graph = of_many(source.read(GRAPH) if isinstance(source, SliceInMemory) else (source / GRAPH).read_bytes())
     if graph is None:
         return None
     many = SliceInMemory("stacked")
     many.add(GRAPH, [graph])
-    weights = source.path(WEIGHTS) if isinstance(source, SliceInMemory) and source.has(WEIGHTS) else None
-    if not in_memory and isinstance(source, Path) and (source / WEIGHTS).is_file():
-        weights = source / WEIGHTS
+    weights = _weights(source)
     if weights is not None:
         many.take(WEIGHTS, os.open(weights, os.O_RDONLY | os.O_CLOEXEC))
     return many
+
+
+def _weights(source: SliceSource) -> Path | None:
+    """The slice's weights, where it has any outside of its graph."""
+    if isinstance(source, SliceInMemory):
+        return source.path(WEIGHTS) if source.has(WEIGHTS) else None
+    return source / WEIGHTS if (source / WEIGHTS).is_file() else None
 
 
 def of_many(model: bytes) -> bytes | None:
     """The ONNX model in these bytes, for stacks; None where it does not come into question."""
     try:
         parts = list(fields(memoryview(model)))
-        graph = next(value for number, value in parts if number == _MODEL_GRAPH and isinstance(value, memoryview))
+        graph = next(value for number, value in parts if number == _MODEL_GRAPH and _is_bytes(value))
         if any(number == _MODEL_FUNCTIONS for number, _ in parts):
             return None
         changed = _graph(list(fields(graph)))
@@ -145,12 +78,15 @@ def of_many(model: bytes) -> bytes | None:
 
 
 def _graph(parts: list[Field]) -> bytes | None:
-    nodes = [list(fields(value)) for number, value in parts if number == _NODE and isinstance(value, memoryview)]
+    nodes = [list(fields(value)) for number, value in parts if number == _NODE and _is_bytes(value)]
     if any(number == _SPARSE for number, _ in parts) or not all(map(_is_alike, nodes)):
         return None
     targets = {_texts(node, _NODE_INPUT)[1] for node in nodes if _text(node, _NODE_OP) == "Reshape"}
     others = {
-        name for node in nodes for place, name in enumerate(_texts(node, _NODE_INPUT)) if not _is_target(node, place)
+        name
+        for node in nodes
+        for place, name in enumerate(_texts(node, _NODE_INPUT))
+        if place != 1 or _text(node, _NODE_OP) != "Reshape"
     }
     if targets & others:
         return None  # the same numbers mean something else there
@@ -165,17 +101,12 @@ def _is_alike(node: list[Field]) -> bool:
 
 def _allows_zero(node: list[Field]) -> bool:
     """Reshape with `allowzero`: a 0 is then no "as it is"."""
-    attributes = [
-        list(fields(value)) for number, value in node if number == _NODE_ATTRIBUTE and not isinstance(value, int)
-    ]
-    return any(
-        _text(one, _ATTRIBUTE_NAME) == "allowzero" and (_ATTRIBUTE_INT, 0) not in one and len(one) > 1
-        for one in attributes
-    )
+    attributes = [list(fields(value)) for number, value in node if number == _NODE_ATTRIBUTE and _is_bytes(value)]
+    return any(_text(one, _ATTRIBUTE_NAME) == "allowzero" and (_ATTRIBUTE_INT, 1) in one for one in attributes)
 
 
-def _is_target(node: list[Field], place: int) -> bool:
-    return place == 1 and _text(node, _NODE_OP) == "Reshape"
+def _is_bytes(value: int | memoryview) -> TypeGuard[memoryview]:
+    return not isinstance(value, int)
 
 
 def _changed(number: int, value: int | memoryview, targets: set[str]) -> int | bytes | memoryview:
@@ -191,8 +122,8 @@ def _changed(number: int, value: int | memoryview, targets: set[str]) -> int | b
 def _without_shape(info: memoryview) -> bytes:
     """The declaration with its name and element type alone."""
     parts = list(fields(info))
-    (kind,) = (value for number, value in parts if number == _INFO_TYPE and isinstance(value, memoryview))
-    (tensor,) = (value for number, value in fields(kind) if number == _TYPE_TENSOR and isinstance(value, memoryview))
+    (kind,) = (value for number, value in parts if number == _INFO_TYPE and _is_bytes(value))
+    (tensor,) = (value for number, value in fields(kind) if number == _TYPE_TENSOR and _is_bytes(value))
     element = [_written(number, value) for number, value in fields(tensor) if number == _TENSOR_TYPE_ELEM]
     bare = _written(_INFO_TYPE, _written(_TYPE_TENSOR, b"".join(element)))
     return b"".join([*(_written(number, value) for number, value in parts if number != _INFO_TYPE), bare])
@@ -200,9 +131,7 @@ def _without_shape(info: memoryview) -> bytes:
 
 def _target_for_many(tensor: list[Field]) -> bytes:
     """A Reshape's target in which a leading 1 became "as it is"; TrustError where it is not a list of whole numbers."""
-    raw = next(
-        (bytes(value) for number, value in tensor if number == _TENSOR_RAW and isinstance(value, memoryview)), b""
-    )
+    raw = next((bytes(value) for number, value in tensor if number == _TENSOR_RAW and _is_bytes(value)), b"")
     if (_TENSOR_TYPE, _INT64) not in tensor or not raw or any(number == _TENSOR_INT64 for number, _ in tensor):
         raise TrustError("the target of a Reshape is kept in a way that is not read here")
     lengths = list(struct.unpack(f"<{len(raw) // 8}q", raw))
@@ -213,7 +142,7 @@ def _target_for_many(tensor: list[Field]) -> bytes:
 
 
 def _texts(message: list[Field], wanted: int) -> list[str]:
-    return [bytes(value).decode() for number, value in message if number == wanted and isinstance(value, memoryview)]
+    return [bytes(value).decode() for number, value in message if number == wanted and _is_bytes(value)]
 
 
 def _text(message: list[Field], wanted: int) -> str:

@@ -1,11 +1,11 @@
 """The offload server: the Open Inference Protocol over HTTP for the far halves of releases.
 
 Promises: a request names its release, so halves of different releases never meet; tensors are checked against the
-manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 (429 where one client asks for
-more than its share) with Retry-After; work for a client that has gone, or that cannot be done in time, is not begun.
-Requests for one model share a run where that was measured to gain (`gain`). Each response tells the seconds spent in
-here (`edgesplit-seconds`), those of them in the queue (`edgesplit-queue-seconds`), and how much others stretch a run
-(`edgesplit-load`, at least 1). Leaves to others: what operators ask (`management`), several processes (`supervisor`).
+manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 (429 where one client asks
+for more than its share) with Retry-After; work for a client that has gone, or that cannot be done in time, is not
+begun. Requests for one model share a run where that was measured to gain (`gain`). Each response tells the seconds
+spent in here (`edgesplit-seconds`), those of them in the queue (`edgesplit-queue-seconds`), and how much others stretch
+a run (`edgesplit-load`, at least 1). Leaves to others: what operators ask (`management`), several processes (`supervisor`).
 tests/conformance runs Triton's own client against it.
 """
 
@@ -48,7 +48,7 @@ from edgesplit_offload.waiting import Job
 SECONDS_HEADER = "edgesplit-seconds"
 QUEUE_HEADER = "edgesplit-queue-seconds"
 LOAD_HEADER = "edgesplit-load"
-WAITING_PER_RUN = 8
+WAITING_PER_RUN = 16
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
 SERIES = "series"
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<verb>/ready|/config|/infer)?")
@@ -112,7 +112,9 @@ class OffloadServer:
         self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
         self._siblings.listen({**self._management.answerers, SERIES: lambda _: [*map(_plain, self._series())]})
         self._ending = threading.Event()
-        self.http = Server(self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed)
+        self.http = Server(
+            self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
+        )
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
             "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
             "/v2/health/live": ("GET", lambda _: Response()),

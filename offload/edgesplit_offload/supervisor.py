@@ -12,7 +12,6 @@ import logging
 import selectors
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
