@@ -17,6 +17,7 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Response, Server
+from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.remote import Remote
@@ -27,14 +28,17 @@ from edgesplit.seen import spans
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
-from edgesplit.seen.listener import listener
+from edgesplit.seen.listener import metrics_server
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
+from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
@@ -48,6 +52,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+
+
+@dataclass(frozen=True)
+class LocalSocket:
+    """The Unix socket that applications may use."""
+
+    path: Path | None = None
+    """None: `agent.sock` in the data folder, or none where there can be none."""
+    mode: int = 0o600
+    group: str | None = None
+    wanted: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +87,13 @@ class AgentSettings:
     """Releases take no more room than this; None: half of the disk."""
     metrics: tuple[str, int] | None = None
     """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
+    socket: LocalSocket = field(default_factory=LocalSocket)
+    """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+    hedge: Hedge = "auto"
+    hedge_budget: float = PART
+    """See `hedging`."""
 
 
 class Agent:
@@ -93,10 +113,13 @@ class Agent:
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
         self._engine = Engine(
-            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer
-        )
-        self._server = Server(Endpoint(self._engine, self.status, self.metrics), host="127.0.0.1", port=settings.port)
-        self._scraped = listener(settings.metrics, self.metrics) if settings.metrics is not None else None
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+        )  # fmt: skip
+        self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
+        self._endpoint = Endpoint(self._engine, self.status, self.metrics)
+        self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
+        self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._make_runtime,
@@ -111,6 +134,7 @@ class Agent:
         """Serve what is here at once; then connect."""
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
+        self._local_server = self._listen_locally()
         self._engine.start()
         if self._scraped is not None:
             self._scraped.start()
@@ -129,15 +153,22 @@ class Agent:
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
-        here = Here(device=self._identity.device, url=self.url, pid=os.getpid(), emulated=self._settings.emulate)
+        here = Here(
+            device=self._identity.device,
+            url=self.url,
+            pid=os.getpid(),
+            emulated=self._settings.emulate,
+            socket=self.socket_url,
+        )
         self._folder.write_here(here)
 
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
-        self._server.stop()
-        if self._scraped is not None:
-            self._scraped.stop()
+        for server in (self._local_server, self._server, self._scraped):
+            if server is not None:
+                server.stop()
+        self._endpoint.close()
         if self._uplink is not None:
             self._uplink.stop()
         self._updater.stop()
@@ -152,6 +183,11 @@ class Agent:
         """Where applications on this device reach it."""
         return self._server.url
 
+    @property
+    def socket_url(self) -> str:
+        """The same without TCP; empty where there is no Unix socket."""
+        return self._local_server.url if self._local_server is not None else ""
+
     def status(self) -> dict[str, Any]:
         """What people and tools may know; `edgesplit-agent status` shows it."""
         want, have = self._updater.snapshot
@@ -164,6 +200,7 @@ class Agent:
             "emulated": self._settings.emulate,
             "link_emulated": self._settings.link or "",
             "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
+            "socket": self.socket_url,
             "session": uplink.session_number if uplink else 0,
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
@@ -175,16 +212,34 @@ class Agent:
             "trouble": have.offer_trouble,
             "starts_not_found_healthy": have.starts,
             "joined": self._engine.joined,
+            "hedging": dict(self._engine.hedging),
+            "dropped": self._engine.dropped,
+            "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
 
     def metrics(self) -> Response:
         """The page that Prometheus reads."""
-        serving = {one.manifest.model: self._engine.row_of(model) for model, one in self._engine.serving.items()}
         connected = bool(self._uplink and self._uplink.connected)
         info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
-        series = [info, *self._metrics.ledger.series(), *readings(self._engine.conditions, serving, connected)]
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected)]
         return metrics_response(series, emulated_label(self._settings.emulate))
+
+    def _listen_locally(self) -> Server | None:
+        """The endpoint on a Unix socket too. One that nobody asked for by name can be done without."""
+        wanted = self._settings.socket
+        if not wanted.wanted:
+            return None
+        path = wanted.path or self._folder.socket
+        server = Server(self._endpoint, path=path.absolute(), mode=wanted.mode, group=wanted.group)
+        try:
+            server.start()
+        except UsageError as error:
+            if wanted.path is not None:
+                raise
+            log.warning("applications reach this agent by TCP only: %s", error)
+            return None
+        return server
 
     def _renewed(self) -> None:
         """Show the new certificate from now on, everywhere."""
@@ -245,11 +300,3 @@ class Agent:
         self._shaped.start()
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
-
-
-def host_and_port(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
-    return host.strip("[]"), int(port)

@@ -1,27 +1,39 @@
-"""The local endpoint: the Open Inference Protocol on localhost, for applications on this device and nobody else.
+"""The local endpoint: the Open Inference Protocol on this device, for its own applications and nobody else.
 
-A page in a browser must not drive it: the Host header has to be a name of this machine, and so has any Origin.
+On localhost and on a Unix socket. A page in a browser must not drive it: on localhost the Host header has to be a name
+of this machine, and any Origin has to be one everywhere. Tensors come as bytes, compressed ones too, as JSON, or in
+shared memory.
 """
 
 from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from edgesplit import oip
+from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
 from edgesplit.errors import LinkError, NotFound
 from edgesplit.http1 import Request, Response, error_response, json_response
-from edgesplit.report import to_parameters
+from edgesplit.model_statistics import ModelStatistics
+from edgesplit.regions import Regions
+from edgesplit.report import Report, to_parameters
 from edgesplit.seen import trace
 from edgesplit.seen.exposition import is_scrape
+from edgesplit.triton_calls import EXTENSIONS, TritonCalls
+from edgesplit.wishes import from_parameters
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import DEADLINE_S, Engine, known
 
 _LOCAL = re.compile(r"(?:https?://)?(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]{1,80})(?:/versions/(?P<version>[^/]{1,80}))?(?:/(?P<rest>[a-z]+))?")
+ALL_STATS_PATH = "/v2/models/stats"
 STATUS_PATH = "/edgesplit/status"
 ANSWER_S = 5.0
 
@@ -29,7 +41,8 @@ ANSWER_S = 5.0
 def is_local(request: Request) -> bool:
     """Whether this came from a program on this machine and not through a web page of somebody else's."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    return bool(_LOCAL.fullmatch(host)) and (origin is None or bool(_LOCAL.fullmatch(origin)))
+    on_socket = request.channel is not None and request.channel.is_local_socket
+    return (on_socket or bool(_LOCAL.fullmatch(host))) and (origin is None or bool(_LOCAL.fullmatch(origin)))
 
 
 def answers(url: str) -> None:
@@ -56,14 +69,25 @@ class Endpoint:
         self._engine = engine
         self._status = status
         self._metrics = metrics
+        self._regions = Regions()
+        self._triton_calls = TritonCalls(self._regions)
+        self._statistics = ModelStatistics()
 
     def __call__(self, request: Request) -> Response:
         """Answer one request; EdgeErrors become what the server makes of them."""
         if not is_local(request):
             return error_response(403, "only programs on this device may ask (Host and Origin must be localhost)")
-        fixed = self._fixed(request)
-        if fixed is not None:
-            return fixed
+        try:
+            return self._fixed(request) or self._triton_calls(request) or self._of_model(request)
+        except UnknownCoding as error:
+            return error_response(415, str(error), {"accept-encoding": ", ".join(CODINGS)})
+
+    def close(self) -> None:
+        """Give up what clients have registered."""
+        self._regions.close()
+
+    def _of_model(self, request: Request) -> Response:
+        """Paths with a model in them."""
         match = _MODEL.fullmatch(request.path)
         if match is None:
             raise NotFound(f"no such path: {request.path[:200]}")
@@ -77,6 +101,8 @@ class Endpoint:
             return json_response(200, {"name": model, "ready": True})
         if rest == "config":
             return json_response(200, oip.model_config(model, release.inputs, release.outputs))
+        if rest == "stats":
+            return json_response(200, {"model_stats": [self._statistics.described(model, _version(release))]})
         if rest:
             raise NotFound(f"no such path: {request.path[:200]}")
         return json_response(200, oip.model_metadata(model, [_version(release)], release.inputs, release.outputs))
@@ -84,17 +110,20 @@ class Endpoint:
     def _fixed(self, request: Request) -> Response | None:
         """Paths without a model in them."""
         if request.path == "/v2":
-            return json_response(200, oip.server_metadata())
+            return json_response(200, oip.server_metadata(*EXTENSIONS))
         if request.path in ("/v2/health/live", "/v2/health/ready"):
             return json_response(200, {request.path.rpartition("/")[2]: True})
+        serving = self._engine.serving
         if request.path == "/v2/repository/index":
-            serving = self._engine.serving
             index = [
                 {"name": name, "version": _version(one), "state": "READY"} for name, one in sorted(serving.items())
             ]
             return json_response(200, index)
         if self._metrics is not None and is_scrape(request):
             return self._metrics()
+        if request.path == ALL_STATS_PATH:
+            told = [self._statistics.described(name, _version(one)) for name, one in sorted(serving.items())]
+            return json_response(200, {"model_stats": told})
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
 
     def _release(self, model: str, version: str | None) -> ActiveRelease:
@@ -105,10 +134,23 @@ class Endpoint:
         return release
 
     def _infer(self, model: str, release: ActiveRelease, request: Request) -> Response:
-        asked = oip.decode_request(request.body, oip.header_length(request.headers))
+        began = perf_counter()
+        try:
+            response, report = self._answered(model, release, request)
+        except Exception:
+            self._statistics.failed(model, _version(release), perf_counter() - began)
+            raise
+        self._statistics.succeeded(model, _version(release), perf_counter() - began, _parts(report))
+        return response
+
+    def _answered(self, model: str, release: ActiveRelease, request: Request) -> tuple[Response, Report]:
+        memory = self._regions.seen_by(request.channel)
+        asked = oip.decode_request(_plain(request), oip.header_length(request.headers), memory)
+        oip.pick_outputs({spec.name: spec for spec in release.outputs}, asked.outputs)
         deadline_s = oip.timeout_s(asked.parameters) or DEADLINE_S
+        inputs, wishes = _kept(asked.inputs, release), from_parameters(asked.parameters)
         with trace.working_for(trace.given(request.headers), asked.id):
-            answer = self._engine.infer(model, asked.inputs, deadline_s=deadline_s, request_id=asked.id)
+            answer = self._engine.infer(model, inputs, deadline_s=deadline_s, request_id=asked.id, wishes=wishes)
         response = oip.InferResponse(
             model=model,
             version=_version(release),
@@ -116,11 +158,43 @@ class Endpoint:
             outputs=oip.pick_outputs(answer.outputs, asked.outputs),
             parameters=to_parameters(answer.report),
         )
-        body, header_length = oip.encode_response(response, asked.binary_outputs)
+        body, header_length = oip.encode_response(response, asked.binary_outputs, at=asked.outputs_at, memory=memory)
         headers = {"content-type": "application/json"}
         if header_length is not None:
             headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(header_length)}
-        return Response(200, headers, body)
+        return _coded(Response(200, headers, body), request.headers.get("accept-encoding", "")), answer.report
+
+
+def _plain(request: Request) -> Any:
+    """The body without its content coding."""
+    coding = request.headers.get("content-encoding", "")
+    return decoded(request.body, coding) if coding else request.body
+
+
+def _coded(response: Response, accepts: str) -> Response:
+    """The response in a content coding that the client asks for, where it has one and the body is worth it."""
+    coding = accepted(accepts) if accepts else ""
+    if not coding or sum(map(len, response.body)) < COMPRESSED_FROM:
+        return response
+    headers = {**response.headers, "content-encoding": coding}
+    return replace(response, headers=headers, body=[encoded(response.body, coding)])
+
+
+def _kept(inputs: Mapping[str, oip.Tensor], release: ActiveRelease) -> Mapping[str, oip.Tensor]:
+    """The inputs, copied where one is an output too: an answer that is remembered must not change with the client's
+    memory."""
+    passed = {spec.name for spec in release.outputs} & set(inputs)
+    return {**inputs, **{name: np.array(inputs[name]) for name in passed}} if passed else inputs
+
+
+def _parts(report: Report) -> dict[str, float]:
+    """What a request's time went into; what is left of it was waiting."""
+    known_s = report.encode_s + report.device_s + report.link_s + report.remote_s
+    return {
+        "queue": max(0.0, report.latency_s - known_s),
+        "compute_input": report.encode_s,
+        "compute_infer": report.device_s + report.link_s + report.remote_s,
+    }
 
 
 def _version(release: ActiveRelease) -> str:

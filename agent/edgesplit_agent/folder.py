@@ -8,6 +8,7 @@
     current.json    per model what runs and what is on trial (`activation`): its one rename is the activation
     session.json    number of the newest MQTT session, only ever growing
     agent.json      how to reach the agent while it runs
+    agent.sock      where applications reach it without TCP, while it runs
 
 A file that cannot be read is moved aside, never in the way: the agent always starts.
 """
@@ -53,6 +54,8 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     pid: int
     emulated: bool
+    socket: str = ""
+    """`unix:///…`, empty where there is none."""
 
 
 class _Session(msgspec.Struct, frozen=True):
@@ -74,6 +77,7 @@ class DataFolder:
         self.trust = path / "trust"
         self.chunks = path / "chunks"
         self.releases = path / "releases"
+        self.socket = path / "agent.sock"
         self._lock_file: int | None = None
         self._session_lock = threading.Lock()
         self._session = 0

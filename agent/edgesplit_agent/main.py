@@ -7,26 +7,29 @@ import http.client
 import json
 import logging
 import math
+import re
 import socket
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
-from edgesplit.links import parse_link, parse_rate
+from edgesplit.links import host_and_port, parse_link, parse_rate
 from edgesplit.seen import logs
 from edgesplit.seen.listener import parse_address
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
-from edgesplit_agent.agent import Agent, AgentSettings, host_and_port
+from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.room import parse_size
 
 log = logging.getLogger("edgesplit_agent")
@@ -94,7 +97,29 @@ def _parser() -> argparse.ArgumentParser:
         help="releases take no more, as in 2GB (default: half the disk)",
     )
     run.add_argument(
+        "--socket", type=Path, metavar="PATH|none", help="Unix socket for applications (default: agent.sock in DIR)"
+    )
+    run.add_argument(
+        "--socket-mode", type=_mode, default=0o600, metavar="MODE", help="who may use it, as in 660 (default 600)"
+    )
+    run.add_argument("--socket-group", metavar="GROUP", help="its group, in place of the agent's own")
+    run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
+    )
+    run.add_argument(
+        "--hedge",
+        default="auto",
+        choices=get_args(Hedge),
+        help="finish a request here too when the cloud takes longer than it deserves (auto), always at once, or only "
+        "when its deadline demands it (never)",
+    )
+    run.add_argument(
+        "--hedge-budget",
+        type=_part,
+        default=PART,
+        metavar="PART",
+        help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone "
+        f"would (default {PART:g})",
     )
     run.add_argument(
         "--die-with-parent",
@@ -148,6 +173,16 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _part(text: str) -> float:
+    try:
+        part = float(text)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: 0 to 1")
+    return part
+
+
 def _span(text: str) -> Span:
     try:
         return parse_span(text)
@@ -173,6 +208,17 @@ def _threads(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
     return int(text)
+
+
+def _mode(text: str) -> int:
+    if not re.fullmatch(r"0?[0-7]{3}", text) or not int(text, 8) & 0o200:
+        raise argparse.ArgumentTypeError(f"{text!r} is no mode that lets the agent's own user in, as 600 or 660")
+    return int(text, 8)
+
+
+def _socket(options: argparse.Namespace) -> LocalSocket:
+    wanted = options.socket != Path("none")
+    return LocalSocket(options.socket if wanted else None, options.socket_mode, options.socket_group, wanted)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -211,11 +257,12 @@ def _run(options: argparse.Namespace) -> int:
         if identity is not None:
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
-                broker=options.broker, link=options.link, threads=options.threads,
+                broker=options.broker, link=options.link, threads=options.threads, socket=_socket(options),
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
-                store_quota_bytes=options.store_quota, metrics=options.metrics,
+                metrics=options.metrics,
+                store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

@@ -7,19 +7,31 @@ Counting happens once per request, after its answer is ready: a few microseconds
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, MalformedMessage, NotFound, UsageError
-from edgesplit.plan import Conditions
+from edgesplit.errors import (
+    Busy,
+    DeadlineExceeded,
+    Dropped,
+    EdgeError,
+    LinkError,
+    MalformedMessage,
+    NotFound,
+    UsageError,
+)
 from edgesplit.report import Report, phases
 from edgesplit.seen import families
 from edgesplit.seen.ledger import Entry, Ledger, Series, gauge
+from edgesplit_agent.engine import Engine
 
 UNKNOWN = ""
 """Row of a request that failed: it may have had none yet."""
+HEDGES = ("hedges", "by_choice", "held_back", "device_won", "cloud_won", "cancelled")
+"""Of `Engine.hedging`."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"),
+    (Dropped, "dropped"),
     (DeadlineExceeded, "deadline"),
     (LinkError, "link"),
     (UsageError, "rejected"),
@@ -77,8 +89,9 @@ class RequestMetrics:
         }
 
 
-def readings(now: Conditions, serving: Mapping[str, str], connected: bool) -> Iterator[Series]:
-    """Gauges of this moment; `serving` holds the row in use of each model (name@version)."""
+def readings(engine: Engine, connected: bool) -> Iterator[Series]:
+    """What the engine counts itself, and how things are at this moment."""
+    now, hedging = engine.conditions, engine.hedging
     yield gauge(families.AGENT_LINK_UP, now.link.up_bytes_per_s)
     yield gauge(families.AGENT_LINK_DOWN, now.link.down_bytes_per_s)
     yield gauge(families.AGENT_LINK_RTT, now.link.rtt_s)
@@ -86,8 +99,15 @@ def readings(now: Conditions, serving: Mapping[str, str], connected: bool) -> It
     yield gauge(families.AGENT_SERVER_LOAD, now.server_load)
     yield gauge(families.AGENT_SLOWDOWN, now.device_slowdown)
     yield gauge(families.AGENT_CONNECTED, connected)
-    for model, row in serving.items():
-        yield gauge(families.AGENT_SERVING, 1.0, model, row)
+    for model, release in engine.serving.items():
+        yield gauge(families.AGENT_SERVING, 1.0, release.manifest.model, engine.row_of(model))
+    for what in HEDGES:
+        yield gauge(families.AGENT_HEDGES, hedging[what], what)
+    yield gauge(families.AGENT_WASTED_S, hedging["wasted_s"])
+    yield gauge(families.AGENT_WASTED_J, hedging["wasted_j"])
+    yield gauge(families.AGENT_STALE, engine.stale)
+    yield gauge(families.AGENT_GAVE_WAY, engine.dropped)
+    yield gauge(families.AGENT_JOINED, engine.joined)
 
 
 def emulated_label(emulated: bool) -> dict[str, Any]:

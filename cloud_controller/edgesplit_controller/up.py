@@ -32,22 +32,28 @@ import uvicorn
 
 import edgesplit
 from edgesplit import messages
+from edgesplit.children import Child
 from edgesplit.durable import write_durably
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
 from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
+from edgesplit.seen import logs
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.ledger import Ledger
+from edgesplit.seen.listener import metrics_server
+from edgesplit_controller import metrics
 from edgesplit_controller.api import OPERATOR, Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
-from edgesplit_controller.children import Child
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.database import Database, Device
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
+from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
@@ -76,9 +82,7 @@ def run(
 ) -> None:
     """Run a controller until SIGTERM, SIGINT or `stop`; `ready` is told its addresses once everything works."""
     if not logging.getLogger().handlers:
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-        )
+        logs.configure("info", settings.log_format)
     ending = stop or threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_stopped_by_signals(ending))
@@ -182,7 +186,14 @@ def _assemble(
             revocations.publish()
             revocations.cut(device)
 
-    director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now, wrap=wrapped)
+    def wrapped_far(gateway: Device, release: str) -> bytes:
+        return content_keys.wrapped_far(gateway, release, releasing.manifest(release))
+
+    gateways = Gateways(database, now=now, split_of=releasing.split_by_gateway)
+    director = Director(
+        database, repository.sign_statement,
+        statement_s=settings.statement_s, now=now, wrap=wrapped, wrap_far=wrapped_far, tiers=gateways,
+    )  # fmt: skip
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -210,6 +221,7 @@ def _assemble(
         planning=planning,
         releasing=releasing,
         devices=devices,
+        gateways=gateways,
         director=director,
         authority=authority,
         tell=delivery,
@@ -256,6 +268,9 @@ def _mqtt(settings: Settings, authority: Authority, delivery: Delivery, stack: E
 
 def _offload(settings: Settings, stack: ExitStack) -> None:
     arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
+    arguments += ["--log-format", settings.log_format]
+    if settings.offload_metrics:
+        arguments += ["--metrics", settings.offload_metrics]
     child = Child(
         "offload server",
         [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())],
@@ -272,7 +287,13 @@ def _api(
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
     token = _operator_token(settings.data / "operator.token")
-    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy())
+    ledger = Ledger()
+    if settings.metrics is not None:
+        scraped = metrics_server(settings.metrics, lambda: metrics_response(metrics.series(ledger, controller.devices)))
+        stack.callback(scraped.stop)
+        scraped.start()
+        log.info("metrics at %s/metrics", scraped.url)
+    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy(), ledger=ledger)
     config = uvicorn.Config(
         app,
         http=TellingPeers,
@@ -338,6 +359,7 @@ def _tended(
                     delivery.tell(renewed)
                 if controller.devices.end_holds():
                     revocations.publish()
+                controller.settle()
             except EdgeError as error:
                 log.error("could not renew what grows old: %s", error)
             except Exception:

@@ -11,27 +11,30 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from edgesplit.errors import EdgeError, UsageError
-from edgesplit.http1 import listening_socket, server_url
+from edgesplit.http1 import Response, listening_socket, server_url
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
-from edgesplit.seen.listener import listener as metrics_listener
-from edgesplit.seen.listener import parse_address
+from edgesplit.seen import logs, spans
+from edgesplit.seen.exposition import PATH
+from edgesplit.seen.listener import metrics_server, parse_address
 from edgesplit_offload import options as given
-from edgesplit_offload.channel import Channel
 from edgesplit_offload.server import SERIES, OffloadServer, metrics_of
 from edgesplit_offload.supervisor import Supervisor
+from edgesplit_offload.talk import Talk
 from edgesplit_offload.worker import Worker
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     options = given.parser().parse_args(words)
-    logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(options.log, options.log_format)
     try:
         given.checked(options)
         if options.worker:
@@ -49,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> None:
     """In this process, until told to stop. Raises EdgeError where it cannot begin."""
     ending = _ending(options)
-    server = _server(options, 1, host=options.host, port=options.port)
     with ExitStack() as stack:
+        server = _server(options, 1, stack, host=options.host, port=options.port)
         server.start()
         stack.callback(lambda: server.stop(options.drain))
         _metrics(options, server.metrics, stack)
@@ -64,7 +67,9 @@ def serve(options: argparse.Namespace) -> None:
 def supervise(options: argparse.Namespace, words: Sequence[str]) -> None:
     """Have several processes serve, until told to stop. Raises EdgeError where they cannot begin."""
     ending = _ending(options)
-    context, _, _ = given.tls(options), given.revoked(options), given.root(options)  # before any process is started
+    context = given.tls(options)
+    for problem in (given.revoked, given.root, given.onward):  # what is wrong is told before any process is started
+        problem(options)
     listener = listening_socket(options.host, options.port)
     url = server_url(options.host, listener.getsockname()[1], tls=context is not None)
     command = [sys.executable, "-m", "edgesplit_offload.main", *words]
@@ -87,12 +92,15 @@ def work(options: argparse.Namespace) -> None:
         words, connections = (socket.socket(fileno=int(number)) for number in options.worker.split(","))
     except (ValueError, OSError) as error:
         raise UsageError("--worker is for the supervisor to give") from error
-    worker = Worker(Channel(words), connections, longest_run_s=options.stuck_after, drain_s=options.drain)
+    worker = Worker(Talk(words), connections, longest_run_s=options.stuck_after, drain_s=options.drain)
     count = given.process_count(options.processes)
-    worker.serve(_server(options, count, siblings=worker.siblings, on_closed=worker.closed))
+    with ExitStack() as stack:
+        worker.serve(_server(options, count, stack, siblings=worker.siblings, on_closed=worker.closed))
 
 
-def _server(options: argparse.Namespace, processes: int, **how: Any) -> OffloadServer:
+def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **how: Any) -> OffloadServer:
+    tracer = spans.configured("edgesplit-offload", {})
+    stack.callback(tracer.stop)
     return OffloadServer(
         options.releases,
         given.root(options),
@@ -103,6 +111,8 @@ def _server(options: argparse.Namespace, processes: int, **how: Any) -> OffloadS
         memory=None if options.memory is None else options.memory // processes,
         batching=options.batching == "auto",
         connections=options.connections,
+        tracer=tracer,
+        onward=given.onward(options),
         **how,
     )
 
@@ -116,11 +126,13 @@ def _ending(options: argparse.Namespace) -> threading.Event:
     return ending
 
 
-def _metrics(options: argparse.Namespace, page: Any, stack: ExitStack) -> None:
+def _metrics(options: argparse.Namespace, page: Callable[[], Response], stack: ExitStack) -> None:
+    """The page for Prometheus, on a port of its own."""
     if options.metrics is not None:
-        server = metrics_listener(parse_address(options.metrics), page)
-        server.start()
-        stack.callback(server.stop)
+        scraped = metrics_server(parse_address(options.metrics), page)
+        scraped.start()
+        stack.callback(scraped.stop)
+        log.info("metrics at %s%s", scraped.url, PATH)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ from collections.abc import Container
 from pathlib import Path
 
 from edgesplit.errors import UsageError
+from edgesplit.links import host_and_port
+from edgesplit.remote import Remote
+from edgesplit.seen import logs
+from edgesplit_offload.onward import WAITING, Onward
 
 DEFAULT_PORT = 8500
 MOST_PROCESSES = 3
@@ -28,6 +32,10 @@ def parser() -> argparse.ArgumentParser:
     add("--key", type=Path, help="its private key (PEM)")
     add("--ca", type=Path, help="the authority that devices' certificates must come from (PEM)")
     add("--revoked", type=Path, help="the authority's revocation list (PEM), read again when it changes; with --ca")
+    add("--onward", metavar="URL", help="of a gateway: the offload server of the next tier")
+    add("--onward-cert", type=Path, help="the certificate that it is shown (PEM); with --onward-key and --ca")
+    add("--onward-key", type=Path, help="its private key (PEM)")
+    add("--onward-via", metavar="HOST:PORT", help="connect to it there, and still expect the name in the URL")
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--processes", type=int, default=0, help="serving processes behind the port (default 0: by the cores)")
@@ -44,8 +52,13 @@ def parser() -> argparse.ArgumentParser:
     add("--notice", type=float, default=0.0, help="seconds of serving on after being told to stop, not ready any more")
     add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
     add("--stuck-after", type=float, default=60.0, help="seconds until a process that hangs is replaced (%(default)s)")
-    add("--metrics", metavar="ADDRESS:PORT", help="serve /metrics there too, in plain text (default: on the port only)")
-    add("--log", default="info", choices=["debug", "info", "warning", "error"], help="level (default %(default)s)")
+    add(
+        "--metrics",
+        metavar="ADDRESS:PORT",
+        help="answer Prometheus at /metrics there, in plain HTTP (default: nowhere; devices never may)",
+    )
+    add("--log", default="info", choices=logs.LEVELS, help="level (default %(default)s)")
+    add("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line (default %(default)s)")
     add(
         "--die-with-parent",
         type=int,
@@ -105,6 +118,22 @@ def revoked(options: argparse.Namespace) -> Container[object]:
     from edgesplit_offload.revoked import Revoked
 
     return Revoked(options.revoked, options.ca)
+
+
+def onward(options: argparse.Namespace) -> Onward | None:
+    """The next tier, over mutual TLS unless its URL says http."""
+    if not options.onward:
+        return None
+    files = (options.onward_key, options.onward_cert, options.ca)
+    if not all(files) and not options.onward.startswith("http://"):
+        raise UsageError("--onward needs --onward-cert, --onward-key and --ca: the next tier asks who we are")
+    context = None
+    if all(files):
+        from edgesplit.identity import Credentials
+
+        context = Credentials(*files).client_context()
+    via = host_and_port(options.onward_via, "server") if options.onward_via else None
+    return Onward(Remote(options.onward, context, via=via, idle=WAITING))
 
 
 def root(options: argparse.Namespace) -> bytes:

@@ -9,7 +9,7 @@ from itertools import count
 from time import monotonic
 from typing import Any, Protocol
 
-from edgesplit_offload.channel import Message, Question, Told
+from edgesplit_offload.talk import Message, Question, Told
 
 ROUND_S = 2.0
 """How long all have to answer."""

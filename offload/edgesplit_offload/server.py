@@ -4,14 +4,15 @@ Promises: a request names its release, so halves of different releases never mee
 manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 (429 where one client asks
 for more than its share) with Retry-After; work for a client that has gone, or that cannot be done in time, is not
 begun. Requests for one model share a run where that was measured to gain (`gain`). Each response tells the seconds
-spent in here (`edgesplit-seconds`), those of them in the queue (`edgesplit-queue-seconds`), and how much others stretch
-a run (`edgesplit-load`, at least 1). Leaves to others: what operators ask (`management`), several processes (`supervisor`).
-tests/conformance runs Triton's own client against it.
+spent in here (`edgesplit-seconds`), those of them in the queue (`edgesplit-queue-seconds`), and how much others
+stretch a run (`edgesplit-load`, at least 1). Leaves to others: what operators ask (`management`), several processes
+(`supervisor`), the next tier (`onward`). tests/conformance runs Triton's own client against it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import ssl
@@ -22,28 +23,32 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
 
+import edgesplit
 from edgesplit import codecs, oip
 from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
-from edgesplit.runtime import Runtime
+from edgesplit.runtime import Runtime, Tensor
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.seen import families
-from edgesplit.seen.exposition import is_scrape, metrics_response
+from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.ledger import Series, gauge
 from edgesplit.seen.ledger import summed as series_of_all
 from edgesplit.seen.spans import OFF, Tracer
-from edgesplit.seen.timeline import DECODE, ENCODE, QUEUE, RUN
+from edgesplit.seen.timeline import DECODE, ENCODE, HOP, QUEUE, RUN
 from edgesplit_offload.counts import Counts
 from edgesplit_offload.gain import CLOCKS, Background
 from edgesplit_offload.half import OpenRelease
 from edgesplit_offload.management import Management
 from edgesplit_offload.memory import Memory
+from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, Tensors, deadline_left_s
 from edgesplit_offload.shelf import VERSION, Opener, RemoteModel, Shelf
 from edgesplit_offload.siblings import Alone, Siblings
 from edgesplit_offload.turns import Turns
-from edgesplit_offload.visits import Visit, Visits
+from edgesplit_offload.visits import RELAYED, Visit, Visits
 from edgesplit_offload.waiting import Job
+
+log = logging.getLogger(__name__)
 
 SECONDS_HEADER = "edgesplit-seconds"
 QUEUE_HEADER = "edgesplit-queue-seconds"
@@ -96,7 +101,10 @@ class OffloadServer:
         siblings: Siblings | None = None,
         on_closed: Callable[[], None] = lambda: None,
         tracer: Tracer = OFF,
+        onward: Onward | None = None,
     ) -> None:
+        """`onward`: of a gateway, the next tier. `runtime`: instead of each slice's engine with `threads`."""
+        self._onward = onward
         self._revoked = revoked
         self._visits = Visits(tracer)
         self._counts = Counts()
@@ -142,6 +150,8 @@ class OffloadServer:
         if self._measuring is not None:
             self._measuring.stop()
         self.http.stop(drain_s)
+        if self._onward is not None:
+            self._onward.close()
 
     def not_ready(self) -> None:
         """Say so from now on, and go on serving: it will end soon."""
@@ -175,8 +185,6 @@ class OffloadServer:
         if path in self._fixed:
             method, handle = self._fixed[path]
             return handle(request) if request.method == method else _not_allowed(method)
-        if is_scrape(request):
-            return self.metrics()
         found = _MODEL.fullmatch(path)
         if found is None or found["model"] == "stats":
             managed = self._management.answer(request, path)
@@ -190,7 +198,9 @@ class OffloadServer:
             raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
         if verb == "/infer":
             with self._visits.visit(request) as visit:
-                return self._infer(request, found["model"], visit)
+                if self._onward is not None:
+                    return self._infer_or_relay(request, found["model"], self._onward, visit)
+                return self._infer(request, self._shelf.model(found["model"]), visit)
         return self._of_model(self._shelf.model(found["model"]), verb)
 
     def _of_model(self, model: RemoteModel, verb: str | None) -> Response:
@@ -201,65 +211,87 @@ class OffloadServer:
             return json_response(200, oip.model_config(model.name, model.wire_inputs, model.outputs))
         return json_response(200, oip.model_metadata(model.name, [VERSION], model.wire_inputs, model.outputs))
 
-    def _infer(self, request: Request, name: str, visit: Visit) -> Response:
+    def _infer_or_relay(self, request: Request, name: str, onward: Onward, visit: Visit) -> Response:
+        """A gateway's answer: by itself, by itself and the next tier, or the next tier's as it is."""
+        try:
+            model = self._shelf.model(name)
+            if model.through_gateway:
+                return self._infer(request, model, visit)
+        except NOT_HERE as error:
+            log.info("%s is relayed: %s", name[:200], error)
+        visit.model, visit.row = RELAYED, ""
+        body = decoded(request.body, request.headers.get("content-encoding", ""))
+        with visit.timeline.phase(HOP):
+            return onward.relay(request, deadline_left_s(request, body))
+
+    def _infer(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
         arrived = perf_counter()
-        model = self._shelf.model(name)
         visit.model, visit.row = model.served, model.row.name
         try:
-            response, job = self._inferred(request, model, visit)
+            response = self._inferred(request, model, visit)
         except Exception:
             self._counts.failed(model.name, perf_counter() - arrived)
             raise
-        self._counts.answered(
-            model.name, visit.timeline.seconds(), perf_counter() - arrived, job.together, job.mine is not None
-        )
+        took_s = perf_counter() - arrived
+        self._counts.answered(model.name, visit.timeline.seconds(), took_s, visit.batch, visit.leads)
         if self._measuring is not None and model.half.first_asked():
             self._measuring.ask(partial(model.half.measure, self._clock))
         return response
 
-    def _inferred(self, request: Request, model: RemoteModel, visit: Visit) -> tuple[Response, Job]:
+    def _inferred(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
         arrived = monotonic()
         with visit.timeline.phase(DECODE):
             body = decoded(request.body, request.headers.get("content-encoding", ""))
-            asked = oip.decode_request(body, oip.header_length(request.headers))
-            inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
+            given = oip.decode_request(body, oip.header_length(request.headers))
+            inputs = codecs.decode_all(given.inputs, model.inputs, model.row.codecs)
             oip.check_tensors(inputs, model.inputs)
-            oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
-        patience_s = oip.timeout_s(asked.parameters)
-        job = Job(
-            inputs,
-            model.half.run,
-            model.half.pace,
-            client=request.peer,
-            deadline=None if patience_s is None else arrived + patience_s,
-            is_gone=request.closed,
-        )
-        if not model.half.is_loaded:
-            model.half.load()
-        queued = perf_counter()
-        try:
-            outputs = self._turns.take(job)
-        finally:
-            ran = queued + job.queue_s
-            visit.batch = max(1, job.together)
-            visit.timeline.add(QUEUE, queued, ran if job.together else perf_counter())
-            if job.together:
-                visit.timeline.add(RUN, ran, ran + job.run_s)
+            oip.pick_outputs({spec.name: spec for spec in model.outputs}, given.outputs)
+        patience_s = oip.timeout_s(given.parameters)
+        deadline = None if patience_s is None else arrived + patience_s
+        asked = Asked(given.id, inputs, deadline, request.closed, visit.timeline)
+        finished = self._finish(model, asked, request.peer, visit)
         with visit.timeline.phase(ENCODE):
-            answer = oip.InferResponse(model.name, oip.pick_outputs(outputs, asked.outputs), VERSION, asked.id)
-            buffers, length = oip.encode_response(answer, asked.binary_outputs)
+            outputs = oip.pick_outputs(finished.outputs, given.outputs)
+            answer = oip.InferResponse(model.name, outputs, VERSION, given.id)
+            buffers, length = oip.encode_response(answer, given.binary_outputs)
             buffers, coding = _coded(buffers, request.headers.get("accept-encoding", ""))
         visit.sent = sum(len(part) for part in buffers)
-        kind = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length)}
-        headers = {"content-type": "application/json"} if length is None else kind
-        told = {QUEUE_HEADER: f"{job.queue_s:.6f}", **coding, **visit.headers()}
-        return Response(200, {**headers, **told}, buffers), job
+        kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
+        sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
+        queue = {QUEUE_HEADER: f"{visit.timeline.total(QUEUE):.6f}"}
+        return Response(200, {**kind, **sized, **coding, **queue, **finished.headers, **visit.headers()}, buffers)
+
+    def _finish(self, model: RemoteModel, asked: Asked, client: str | None, visit: Visit) -> Finished:
+        """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""
+
+        def run(part: RemoteModel, inputs: Mapping[str, Tensor]) -> Tensors:
+            half = part.half
+            job = Job(inputs, half.run, half.pace, client, asked.deadline, asked.is_gone)
+            if not half.is_loaded:
+                half.load()
+            try:
+                return self._taken(job)
+            finally:
+                visit.batch, visit.leads = max(1, job.together), job.mine is not None
+                ran = job.arrived + job.queue_s
+                asked.timeline.add(QUEUE, job.arrived, ran if job.together else perf_counter())
+                if job.together:
+                    asked.timeline.add(RUN, ran, ran + job.run_s)
+
+        if self._onward is not None and model.row.hops:
+            return self._onward.finish(model, asked, run)
+        return Finished(run(model, asked.inputs), {})
+
+    def _taken(self, job: Job) -> Tensors:
+        outputs: Tensors = self._turns.take(job)
+        return outputs
 
     def _series(self) -> list[Series]:
         """What this process counted, and how it is now."""
         models = self._shelf.models()
         return [
             *self._visits.ledger.series(),
+            gauge(families.OFFLOAD_INFO, 1.0, edgesplit.__version__),
             gauge(families.OFFLOAD_RUNNING, self._turns.running),
             gauge(families.OFFLOAD_WAITING, self._turns.waiting),
             gauge(families.OFFLOAD_LOAD, self._turns.load),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from edgesplit import codecs, names, oip
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound
-from edgesplit.plan import Row
+from edgesplit.plan import Plan, Row
 from edgesplit.release import Manifest, TensorSpec
 from edgesplit.runtime import Runtime
 from edgesplit_offload.half import FarHalf, OpenRelease
@@ -42,7 +42,10 @@ class RemoteModel:
     inputs: tuple[TensorSpec, ...]
     """As its slices take them: what travels is `wire_inputs`."""
     outputs: tuple[TensorSpec, ...]
+    through_gateway: bool
+    """Its plan knows a tier between device and cloud."""
     half: FarHalf
+    _opened: _Opened
 
     @property
     def wire_inputs(self) -> tuple[TensorSpec, ...]:
@@ -51,6 +54,12 @@ class RemoteModel:
         return tuple(
             one for spec in self.inputs for one in codecs.wire_specs(spec, codec_of.get(spec.name, codecs.RAW))
         )
+
+    def part(self, row: Row) -> RemoteModel:
+        """A half of this row, by the name under which the next tier is asked for it."""
+        digest, device_class, _ = oip.parse_remote_name(self.name)
+        name = oip.remote_name(digest, device_class, row.name)
+        return self._opened.part(name, row, self.through_gateway)
 
 
 class _Opened:
@@ -69,22 +78,31 @@ class _Opened:
         """That row's far half; NotFound where there is none, ModelRefused where this server cannot run it."""
         with self._lock:
             if name not in self._models:
-                self._models[name] = self._made(name, self._row(device_class, row_name))
+                plan = self._plan(device_class, row_name)
+                self._models[name] = self._made(name, plan.row(row_name), plan.has_gateway)
             return self._models[name]
+
+    def part(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
+        """A half of a row, which the manifest does not list as such."""
+        with self._lock:
+            return self._made(name, row, through_gateway)
 
     def loaded(self) -> set[str]:
         """Names of the models that could run at once."""
         with self._lock:
             return {name for name, model in self._models.items() if model.half.is_loaded}
 
-    def _row(self, device_class: str, row_name: str) -> Row:
+    def _plan(self, device_class: str, row_name: str) -> Plan:
+        """The plan that has that row."""
         try:
-            return self.release.manifest.plans[device_class].row(row_name)
+            plan = self.release.manifest.plans[device_class]
+            plan.row(row_name)
+            return plan
         except KeyError as error:
             digest = self.release.digest[:12]
             raise NotFound(f"release {digest} has no row {row_name!r} for device class {device_class!r}") from error
 
-    def _made(self, name: str, row: Row) -> RemoteModel:
+    def _made(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
         if row.is_local:
             raise NotFound(f"row {row.name!r} has no far half")
         if foreign := set(row.codecs.values()) - set(codecs.CODECS):
@@ -98,7 +116,8 @@ class _Opened:
         if key not in self._halves:
             ends = (inputs, outputs)
             self._halves[key] = FarHalf(self.release, row.remote, ends, self._runtime, self._memory)
-        return RemoteModel(name, self.release.manifest.model, row, inputs, outputs, self._halves[key])
+        half, served = self._halves[key], self.release.manifest.model
+        return RemoteModel(name, served, row, inputs, outputs, through_gateway, half, self)
 
 
 class Shelf:

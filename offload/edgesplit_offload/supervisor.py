@@ -20,8 +20,8 @@ from time import monotonic
 from typing import Any
 
 from edgesplit.errors import UsageError
-from edgesplit_offload.channel import Alive, Answers, Ask, Channel, Closed, Drain, Message, Notice, Ready, Told
 from edgesplit_offload.rounds import Rounds
+from edgesplit_offload.talk import Alive, Answers, Ask, Closed, Drain, Message, Notice, Ready, Talk, Told
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Serving:
     """One serving process."""
 
     process: subprocess.Popen[bytes]
-    channel: Channel
+    talk: Talk
     connections: socket.socket
     began: float = field(default_factory=monotonic)
     heard: float = field(default_factory=monotonic)
@@ -62,11 +62,11 @@ class Serving:
 
     def say(self, message: Message) -> bool:
         """Whether it went out."""
-        return self.channel.send(message)
+        return self.talk.send(message)
 
     def end(self) -> None:
         """Not ours any more."""
-        self.channel.close()
+        self.talk.close()
         self.connections.close()
 
 
@@ -200,7 +200,7 @@ class Supervisor:
                 pass_fds=descriptors,
                 start_new_session=True,  # a Ctrl-C at our terminal is for us to handle
             )
-        one = Serving(process, Channel(ours), giving)
+        one = Serving(process, Talk(ours), giving)
         with self._lock:
             self._serving.append(one)
         threading.Thread(target=self._listen, args=(one,), name="listening", daemon=True).start()
@@ -236,7 +236,7 @@ class Supervisor:
 
     def _listen(self, one: Serving) -> None:
         """What one process says, as long as it lives."""
-        for message in one.channel.messages():
+        for message in one.talk.messages():
             one.heard = monotonic()
             self._heard(one, message)
 

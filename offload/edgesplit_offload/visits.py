@@ -18,6 +18,8 @@ from edgesplit.seen.ledger import Entry, Ledger
 from edgesplit.seen.spans import OFF, Attributes, Span, Tracer
 from edgesplit.seen.timeline import SERVER_TIMING, Timeline, server_timing
 
+RELAYED = "(relayed)"
+"""In a model's place: a gateway handed the whole request on."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"),
     (DeadlineExceeded, "deadline"),
@@ -38,6 +40,8 @@ class Visit:
     row: str = ""
     batch: int = 1
     """Requests that ran together with it, itself among them."""
+    leads: bool = True
+    """Its thread did that run, which so is counted once."""
     received: int = 0
     sent: int = 0
     timeline: Timeline = field(default_factory=Timeline)

@@ -12,9 +12,9 @@ from itertools import count
 from typing import Any
 
 from edgesplit.lifetime import on_stop_signals
-from edgesplit_offload.channel import Alive, Answers, Ask, Channel, Closed, Drain, Notice, Question, Ready, Told
 from edgesplit_offload.server import OffloadServer
 from edgesplit_offload.siblings import Answerers
+from edgesplit_offload.talk import Alive, Answers, Ask, Closed, Drain, Notice, Question, Ready, Talk, Told
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ ANSWER_S = 10.0
 class ThroughSupervisor:
     """How this process asks all of them, and is asked."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
         self._answerers: Answerers = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class ThroughSupervisor:
         with self._lock:
             number = next(self._numbers)
             self._asked[number] = answered, answers
-        self._channel.send(Ask(number, question, argument))
+        self._talk.send(Ask(number, question, argument))
         came = answered.wait(ANSWER_S)
         with self._lock:
             self._asked.pop(number)
@@ -66,15 +66,15 @@ class ThroughSupervisor:
         except Exception as error:
             log.warning("a question of another serving process (%s) failed: %s", message.question, error)
             told = Told(message.number, False)
-        self._channel.send(told)
+        self._talk.send(told)
 
 
 class Worker:
-    """Runs a server on what the supervisor hands over. `connections` brings accepted sockets, `channel` words."""
+    """Runs a server on what the supervisor hands over. `connections` brings accepted sockets, `talk` words."""
 
-    def __init__(self, channel: Channel, connections: socket.socket, *, longest_run_s: float, drain_s: float) -> None:
-        self.siblings = ThroughSupervisor(channel)
-        self._channel = channel
+    def __init__(self, talk: Talk, connections: socket.socket, *, longest_run_s: float, drain_s: float) -> None:
+        self.siblings = ThroughSupervisor(talk)
+        self._talk = talk
         self._connections = connections
         self._longest_run_s = longest_run_s
         self._drain_s = drain_s
@@ -82,21 +82,21 @@ class Worker:
 
     def closed(self) -> None:
         """A connection has ended: the supervisor counts them."""
-        self._channel.send(Closed())
+        self._talk.send(Closed())
 
     def serve(self, server: OffloadServer) -> None:
         """Until the supervisor says so, or has gone, or a signal comes."""
         on_stop_signals(self._ending.set)
         threading.Thread(target=self._listen, args=(server,), name="listening", daemon=True).start()
         threading.Thread(target=self._take, args=(server,), name="taking", daemon=True).start()
-        self._channel.send(Ready())
+        self._talk.send(Ready())
         while not self._ending.wait(ALIVE_EVERY_S):
             if server.longest_run_s() < self._longest_run_s:
-                self._channel.send(Alive())
+                self._talk.send(Alive())
         server.stop(self._drain_s)
 
     def _listen(self, server: OffloadServer) -> None:
-        for message in self._channel.messages():
+        for message in self._talk.messages():
             if isinstance(message, Question | Answers):
                 self.siblings.heard(message)
             elif isinstance(message, Notice):

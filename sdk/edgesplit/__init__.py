@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
+    Dropped,
     EdgeError,
     InfeasibleLimits,
     InferenceFailed,
@@ -32,6 +33,7 @@ __all__ = [
     "Busy",
     "Client",
     "DeadlineExceeded",
+    "Dropped",
     "EdgeError",
     "InfeasibleLimits",
     "InferenceFailed",

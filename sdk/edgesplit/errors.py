@@ -77,7 +77,7 @@ class Crowding(Busy):
 
 
 class Dropped(EdgeError):
-    """Another frame took this request's place, or it found none, as its application asked. Send the next one."""
+    """Another frame took this request's place, or it found none, as its application asked. Never retry it."""
 
     exit_code = 10
 

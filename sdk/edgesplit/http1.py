@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from urllib.parse import unquote
@@ -26,6 +27,8 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 
+from edgesplit import local_socket
+from edgesplit.channel import Channel
 from edgesplit.errors import (
     Busy,
     Crowding,
@@ -79,6 +82,8 @@ class Request:
     """Its serial number, by which one is revoked."""
     closed: Callable[[], bool] = lambda: False
     """Has the client gone, so that nobody will read the answer?"""
+    channel: Channel | None = None
+    """The connection that it came by, and what lives as long; None over TLS, which may come from anywhere."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,7 @@ class _Connection:
         self._server = server
         self._sock = sock
         self._left = bytearray()
+        self._channel = Channel(sock)
         self.peer: str | None = None
         self.peer_serial: int | None = None
 
@@ -221,6 +227,7 @@ class _Connection:
             log.exception("a connection failed")
         finally:
             self.close()
+            self._channel.close()
 
     def close(self) -> None:
         """End the connection now, whatever it is doing, from any thread."""
@@ -235,7 +242,8 @@ class _Connection:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def _open(self) -> None:
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self._channel.is_local_socket:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.settimeout(LIMITS.handshake_s)
         if isinstance(self._sock, ssl.SSLSocket):
             self._sock.do_handshake()
@@ -249,10 +257,12 @@ class _Connection:
         with self._server.running():
             self._continue(head, length)
             body = self._receive_body(length)
+            channel = None if isinstance(self._sock, ssl.SSLSocket) else self._channel
             request = Request(
-                head.method, path, query, head.headers, body, self.peer, self.peer_serial, self._is_closed
+                head.method, path, query, head.headers, body, self.peer, self.peer_serial, self._is_closed, channel
             )
             response = self._server.answer(request)
+            self._channel.drop_descriptors()
             keep = head.keep_alive and not self._server.is_stopping
             self._send(response, keep=keep, with_body=head.method != "HEAD")
         return keep
@@ -284,7 +294,7 @@ class _Connection:
             raise _Refused(408, "the header block took too long")
         self._sock.settimeout(remaining)
         try:
-            received = self._sock.recv(_RECEIVE)
+            received = self._channel.receive(_RECEIVE)
         except TimeoutError as error:
             if deadline is None:
                 raise _Left("idle") from error
@@ -405,7 +415,8 @@ def server_url(host: str, port: int, *, tls: bool) -> str:
 
 
 class Server:
-    """Answers HTTP/1.1 on one address. `start` binds; from then on `port` and `url` are known."""
+    """Answers HTTP/1.1 on one address, or on the Unix socket `path`. `start` binds; from then on `port` and `url` are
+    known."""
 
     def __init__(
         self,
@@ -416,8 +427,15 @@ class Server:
         tls: ssl.SSLContext | None = None,
         max_connections: int = 256,
         on_closed: Callable[[], None] = lambda: None,
+        path: Path | None = None,
+        mode: int = 0o600,
+        group: str | None = None,
     ) -> None:
         self._handler = handler
+        self._path = path
+        self._mode = mode
+        self._group = group
+        self._at_path = (0, 0)
         self._on_closed = on_closed
         self._host = host
         self._wanted_port = port
@@ -433,26 +451,37 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that it listens on; 0 for a Unix socket."""
         if self._listener is None:
             raise UsageError("the server has not been started")
+        if self._path is not None:
+            return 0
         return int(self._listener.getsockname()[1]) if self._listener.fileno() >= 0 else self._wanted_port
 
     @property
     def url(self) -> str:
         """Where clients reach it."""
+        if self._path is not None:
+            return f"unix://{self._path}"
         return server_url(self._host, self.port, tls=self._tls is not None)
 
     def start(self) -> None:
         """Listen. UsageError, in one line, where the address cannot be had."""
-        self._listener = listening_socket(self._host, self._wanted_port)
+        self._listener = self._at(self._path) if self._path else listening_socket(self._host, self._wanted_port)
         self._wanted_port = self.port
         self._accepting = threading.Thread(target=self._accept, name=f"http-{self.port}", daemon=True)
         self._accepting.start()
 
+    def _at(self, path: Path) -> socket.socket:
+        sock = local_socket.listening(path, self._mode, self._group)
+        self._at_path = local_socket.identity(path)
+        return sock
+
     def stop(self, drain_s: float = 5.0) -> None:
         """Accept no more, let running requests finish for `drain_s`, then end every connection."""
         self.is_stopping = True
+        if self._path is not None:
+            local_socket.remove(self._path, self._at_path)
         if self._listener is not None:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)

@@ -41,6 +41,8 @@ class Limits:
     inference_json_bytes: int = 16 * 2**20
     """The JSON part of an inference body; tensors beyond that travel as binary data."""
     inference_tensors: int = 256
+    shared_regions: int = 64
+    """Shared memory regions that one user's programs may register."""
     frame_bytes: int = 64 * 2**20
     frame_pixels: int = 64_000_000
     handshake_s: float = 10.0

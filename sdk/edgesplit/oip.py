@@ -3,7 +3,8 @@
 Promises that decoding raises nothing but MalformedMessage, that each size is checked before it is believed, and that
 tensors in the binary part are views of the body, copied only where they lie unaligned. Bodies made here pad their JSON
 with spaces so that they do not. A number that JSON cannot hold (NaN, infinity) travels as `null` in JSON data and comes
-back as NaN. HTTP itself, and whether a model wants these tensors, is left to others, except for `check_tensors`.
+back as NaN. Tensors in shared memory (`places`) are read and written by the `Memory` that a caller gives, and what it
+raises rises. HTTP itself, and whether a model wants these tensors, is left to others, except for `check_tensors`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
+from edgesplit.places import Memory, Place, place_of
 
 if TYPE_CHECKING:
     from edgesplit.release import TensorSpec
@@ -62,6 +64,10 @@ class InferRequest:
     id: str = ""
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
     binary_outputs: Binary = True
+    inputs_at: Mapping[str, Place] = field(default_factory=dict)
+    """Inputs that lie in shared memory, where whoever sends the request has put them."""
+    outputs_at: Mapping[str, Place] = field(default_factory=dict)
+    """Outputs that are to be put into shared memory."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +122,19 @@ def datatype(tensor: Tensor) -> str:
 
 
 def encode_request(request: InferRequest) -> tuple[Buffers, int]:
-    """The body, in parts to be sent in order, and the length of its JSON part. All inputs travel as bytes."""
-    parts = [_encode_tensor(name, tensor, binary=True) for name, tensor in request.inputs.items()]
+    """The body, in parts to be sent in order, and the length of its JSON part. Inputs that do not lie in shared memory
+    travel as bytes."""
+    parts = [
+        _encode_tensor(name, tensor, binary=True, at=request.inputs_at.get(name))
+        for name, tensor in request.inputs.items()
+    ]
     head: dict[str, Any] = {"id": request.id} if request.id else {}
     parameters = dict(request.parameters)
     if request.outputs:
         wanted = [(name, _is_binary(request.binary_outputs, name)) for name in request.outputs]
-        head["outputs"] = [{"name": name, "parameters": {"binary_data": binary}} for name, binary in wanted]
+        head["outputs"] = [
+            {"name": name, "parameters": _wanted_at(request.outputs_at.get(name), binary)} for name, binary in wanted
+        ]
     else:
         parameters["binary_data_output"] = request.binary_outputs is not False
     head["parameters"] = parameters
@@ -131,9 +143,22 @@ def encode_request(request: InferRequest) -> tuple[Buffers, int]:
     return [json, *(raw for _, raw in parts)], len(json)
 
 
-def encode_response(response: InferResponse, binary: Binary = True) -> tuple[Buffers, int | None]:
-    """The body in parts, and the length of its JSON part, or None where all of it is JSON."""
-    parts = [_encode_tensor(name, tensor, binary=_is_binary(binary, name)) for name, tensor in response.outputs.items()]
+def encode_response(
+    response: InferResponse,
+    binary: Binary = True,
+    *,
+    at: Mapping[str, Place] | None = None,
+    memory: Memory | None = None,
+) -> tuple[Buffers, int | None]:
+    """The body in parts, and the length of its JSON part, or None where all of it is JSON. Outputs that have a place in
+    `at` are put into `memory`; UsageError where one is too small."""
+    parts: list[tuple[dict[str, Any], bytes | memoryview]] = []
+    for name, tensor in response.outputs.items():
+        place = (at or {}).get(name)
+        if place is not None and memory is not None:
+            parts.append((_put(name, tensor, place, memory), b""))
+        else:
+            parts.append(_encode_tensor(name, tensor, binary=_is_binary(binary, name)))
     head: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         head["id"] = response.id
@@ -146,10 +171,14 @@ def encode_response(response: InferResponse, binary: Binary = True) -> tuple[Buf
     return [json, *(raw for _, raw in parts if len(raw))], len(json)
 
 
-def decode_request(body: Body, header_length: int | None) -> InferRequest:
-    """The request in `body`; MalformedMessage for anything that is not exactly one."""
+def decode_request(body: Body, header_length: int | None, memory: Memory | None = None) -> InferRequest:
+    """The request in `body`; MalformedMessage for anything that is not exactly one.
+
+    Floating-point inputs in shared memory may be views of it. Everything else is copied: an index that changes after it
+    was checked would read foreign memory.
+    """
     head, section = _split(body, header_length, _Request)
-    inputs = _decode_tensors(head.inputs, section)
+    inputs = _decode_tensors(head.inputs, section, memory)
     default = head.parameters.get("binary_data_output") is True
     names = tuple(wanted.name for wanted in head.outputs)
     if len(set(names)) != len(names):
@@ -161,13 +190,14 @@ def decode_request(body: Body, header_length: int | None) -> InferRequest:
         id=head.id,
         parameters=head.parameters,
         binary_outputs=frozenset(as_bytes) if names else default,
+        outputs_at=_outputs_at(head.outputs, memory),
     )
 
 
-def decode_response(body: Body, header_length: int | None) -> InferResponse:
-    """The answer in `body`; MalformedMessage for anything that is not exactly one."""
+def decode_response(body: Body, header_length: int | None, memory: Memory | None = None) -> InferResponse:
+    """The answer in `body`; MalformedMessage for anything that is not exactly one. Outputs in `memory` are copied."""
     head, section = _split(body, header_length, _Response)
-    outputs = _decode_tensors(head.outputs, section)
+    outputs = _decode_tensors(head.outputs, section, memory, settled=True)
     return InferResponse(
         model=head.model_name, outputs=outputs, version=head.model_version, id=head.id, parameters=head.parameters
     )
@@ -215,11 +245,12 @@ def pick_outputs(outputs: Mapping[str, T], names: Sequence[str]) -> dict[str, T]
     return {name: outputs[name] for name in (names or outputs)}
 
 
-def server_metadata() -> dict[str, Any]:
-    """The answer to `GET /v2`."""
+def server_metadata(*extensions: str) -> dict[str, Any]:
+    """The answer to `GET /v2`; `extensions`: those of Triton's that this server has besides."""
     from edgesplit import __version__
 
-    return {"name": "edgesplit", "version": __version__, "extensions": ["binary_tensor_data", "model_configuration"]}
+    said = ["binary_tensor_data", "model_configuration", *extensions]
+    return {"name": "edgesplit", "version": __version__, "extensions": said}
 
 
 def model_metadata(
@@ -272,16 +303,55 @@ def _aligned(head: dict[str, Any]) -> bytes:
     return json + b" " * (-len(json) % _ALIGN)
 
 
-def _encode_tensor(name: str, tensor: Tensor, *, binary: bool) -> tuple[dict[str, Any], bytes | memoryview]:
+def _encode_tensor(
+    name: str, tensor: Tensor, *, binary: bool, at: Place | None = None
+) -> tuple[dict[str, Any], bytes | memoryview]:
     """The tensor's entry in the JSON, and its bytes where it travels as bytes."""
     kind = datatype(tensor)
     entry: dict[str, Any] = {"name": name, "shape": list(tensor.shape), "datatype": kind, "parameters": {}}
+    if at is not None:
+        entry["parameters"] = at.parameters()
+        return entry, b""
     if not binary:
         entry["data"] = _texts(name, tensor) if kind == "BYTES" else tensor.ravel().tolist()
         return entry, b""
-    raw = b"".join(map(_prefixed, tensor.ravel().tolist())) if kind == "BYTES" else _raw(tensor, DTYPES[kind])
+    raw = raw_bytes(tensor)
     entry["parameters"]["binary_data_size"] = len(raw)
     return entry, raw
+
+
+def _put(name: str, tensor: Tensor, place: Place, memory: Memory) -> dict[str, Any]:
+    """The tensor's entry in the JSON, once its bytes are in `memory`."""
+    raw = raw_bytes(tensor)
+    if len(raw) > place.size:
+        raise UsageError(f"output {name!r} takes {len(raw)} bytes of shared memory, and {place.size} were given for it")
+    used = Place(place.region, len(raw), place.offset)
+    memory.write(used, [raw])
+    return _encode_tensor(name, tensor, binary=True, at=used)[0]
+
+
+def _wanted_at(place: Place | None, binary: bool) -> dict[str, Any]:
+    return {"binary_data": binary} if place is None else dict(place.parameters())
+
+
+def _outputs_at(wanted: list[_Wanted], memory: Memory | None) -> dict[str, Place]:
+    """Where outputs are to be put; each place is there now."""
+    places = {one.name: place for one in wanted if (place := place_of(one.name, one.parameters)) is not None}
+    for name, place in places.items():
+        _served(name, memory).check(place)
+    return places
+
+
+def _served(name: str, memory: Memory | None) -> Memory:
+    if memory is None:
+        raise MalformedMessage(f"tensor {name[:80]!r}: shared memory is not served here: send its bytes")
+    return memory
+
+
+def raw_bytes(tensor: Tensor) -> bytes | memoryview:
+    """The tensor as it travels: little-endian, in C order, not copied where it lies so; BYTES behind their lengths."""
+    kind = datatype(tensor)
+    return b"".join(map(_prefixed, tensor.ravel().tolist())) if kind == "BYTES" else _raw(tensor, DTYPES[kind])
 
 
 def _raw(tensor: Tensor, dtype: np.dtype[Any]) -> memoryview:
@@ -341,23 +411,54 @@ def _from_json(raw: Body | msgspec.Raw, kind: Any) -> Any:
         raise MalformedMessage(f"inference body: {error}") from error
 
 
-def _decode_tensors(entries: list[_Tensor], section: _Section) -> dict[str, Tensor]:
+def _decode_tensors(
+    entries: list[_Tensor], section: _Section, memory: Memory | None, *, settled: bool = False
+) -> dict[str, Tensor]:
     """All tensors by name, each once, with no byte left over."""
     if len(entries) > LIMITS.inference_tensors:
         raise MalformedMessage(f"{len(entries)} tensors, at most {LIMITS.inference_tensors}")
     tensors: dict[str, Tensor] = {}
+    shared = 0
     for entry in entries:
         if entry.name in tensors:
             raise MalformedMessage(f"tensor {entry.name[:80]!r} is there twice")
-        tensors[entry.name] = _decode_tensor(entry, section)
+        place = place_of(entry.name, entry.parameters)
+        if place is None:
+            tensors[entry.name] = _decode_tensor(entry, section)
+            continue
+        shared += place.size
+        if shared > LIMITS.http_body_bytes:
+            raise MalformedMessage(f"more than {LIMITS.http_body_bytes} bytes of tensors in shared memory")
+        tensors[entry.name] = _shared_tensor(entry, place, _served(entry.name, memory), settled=settled)
     section.finish()
     return tensors
 
 
-def _decode_tensor(entry: _Tensor, section: _Section) -> Tensor:
+def _shared_tensor(entry: _Tensor, place: Place, memory: Memory, *, settled: bool) -> Tensor:
+    """A tensor that lies in shared memory."""
+    dtype = _dtype(entry)
+    count = _elements(entry, _BYTES_PREFIX.size if dtype.kind == "O" else dtype.itemsize)
+    if len(memoryview(entry.data)) > 0 or "binary_data_size" in entry.parameters:
+        raise MalformedMessage(f"tensor {entry.name[:80]!r} lies in shared memory and has data too")
+    if dtype.kind != "O" and place.size != count * dtype.itemsize:  # before anything is read
+        raise MalformedMessage(
+            f"tensor {entry.name[:80]!r}: {place.size} bytes do not fill shape {str(entry.shape)[:80]}"
+        )
+    if dtype.kind == "O" and place.size > LIMITS.inference_json_bytes:  # each element becomes an object
+        raise MalformedMessage(f"tensor {entry.name[:80]!r}: at most {LIMITS.inference_json_bytes} bytes of BYTES")
+    raw = memory.read(place, settled=settled or dtype.kind != "f")
+    return _from_bytes(entry, raw, dtype, count).reshape(entry.shape)
+
+
+def _dtype(entry: _Tensor) -> np.dtype[Any]:
     dtype = DTYPES.get(entry.datatype)
     if dtype is None:
         raise MalformedMessage(f"tensor {entry.name[:80]!r}: unknown datatype {entry.datatype[:80]!r}")
+    return dtype
+
+
+def _decode_tensor(entry: _Tensor, section: _Section) -> Tensor:
+    dtype = _dtype(entry)
     count = _elements(entry, _BYTES_PREFIX.size if entry.datatype == "BYTES" else dtype.itemsize)
     given_as_json = len(memoryview(entry.data)) > 0
     if "binary_data_size" not in entry.parameters:

@@ -32,13 +32,19 @@ from edgesplit.seen.timeline import SERVER_TIMING, read_server_timing
 
 log = logging.getLogger(__name__)
 
-Cause = Literal["timeout", "refused", "link", "server", "rejected"]
+Body = bytes | bytearray | memoryview
+Cause = Literal["timeout", "refused", "link", "server", "rejected", "open"]
 SECONDS_HEADER = "edgesplit-seconds"
 LOAD_HEADER = "edgesplit-load"
+HOP_HEADER = "edgesplit-hop-seconds"
+HOP_SERVER_HEADER = "edgesplit-hop-server-seconds"
+HOP_CAUSE_HEADER = "edgesplit-hop-cause"
 PROBE_BYTES = 16_384
 CLAIM_SLACK_S = 1e-4
 """By which rounding may make a server's phases longer than its seconds."""
 IDLE_CONNECTIONS = 4
+CONNECT_S = 5.0
+"""For the handshakes of a new connection: a call cannot be dropped before TCP's is through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,12 @@ class RemoteAnswer:
     """Seconds by phase of `server_s`, as the server tells them (`edgesplit.seen.timeline.SERVER_PHASES`)."""
     decode_s: float = 0.0
     """Making tensors of what came, after `elapsed_s`."""
+    hop_s: float = 0.0
+    """Of `server_s`: what a gateway waited for the tier beyond it, their link included."""
+    hop_server_s: float = 0.0
+    """Of `hop_s`: in that tier's server."""
+    hop_cause: str = ""
+    """Why a gateway did not get that tier's help, and finished itself."""
 
     @property
     def link_s(self) -> float:
@@ -92,6 +104,17 @@ class RemoteFailure:
 
 
 Outcome = RemoteAnswer | RemoteFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """A response as it came, for somebody else to judge."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    elapsed_s: float
+    server_s: float
 
 
 def ask(
@@ -130,6 +153,12 @@ class Call:
             self._connection = connection
             if self.dropped:
                 connection.abort()
+
+    def off(self) -> bool:
+        """It is on no connection any more. False where it was dropped: then what it travelled on is no use."""
+        with self._lock:
+            self._connection = None
+            return not self.dropped
 
     def drop(self) -> None:
         """Nobody waits any more: close the connection under it, so that the server and the link are free."""
@@ -173,8 +202,25 @@ class _Connection(http.client.HTTPConnection):
 class Remote:
     """A pool of connections to one offload server."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None, *, via: tuple[str, int] | None = None) -> None:
-        """`via`: connect there instead (a shaped link in front of the server), but still expect the server's name."""
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None = None,
+        *,
+        via: tuple[str, int] | None = None,
+        idle: int = IDLE_CONNECTIONS,
+    ) -> None:
+        """`via`: connect there instead (a shaped link in front of the server), but still expect the server's name.
+        `idle` connections are kept open."""
+        self._own_tls = tls
+        self._most_idle = idle
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+        self._closed = False
+        self._point_at(url, via)
+
+    def _point_at(self, url: str, via: tuple[str, int] | None) -> None:
         parts = urlsplit(url if "://" in url else f"https://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"not the address of an offload server: {url[:200]!r}")
@@ -182,11 +228,13 @@ class Remote:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         self._name = parts.hostname
         self._address = via or (parts.hostname, port)
-        self._tls = tls if parts.scheme == "https" else None
-        self._lock = threading.Lock()
-        self._idle: list[_Connection] = []
-        self._busy: set[_Connection] = set()
-        self._closed = False
+        self._tls = self._own_tls if parts.scheme == "https" else None
+
+    def lead_to(self, url: str, via: tuple[str, int] | None = None) -> None:
+        """Ask that server from now on; requests in flight are finished where they are."""
+        with self._lock:
+            self._point_at(url, via)
+        self.renew()
 
     @property
     def is_warm(self) -> bool:
@@ -205,6 +253,17 @@ class Remote:
         path = f"/v2/models/{asked.name}/infer"
         outcome = self._exchange(_Wish("POST", path, headers | trace.outgoing(), asked.body), call, timeout_s)
         return outcome if isinstance(outcome, RemoteFailure) else _judged(asked, outcome)
+
+    def relay(
+        self, path: str, headers: Mapping[str, str], body: Body, call: Call, timeout_s: float
+    ) -> Relayed | RemoteFailure:
+        """Hand somebody else's request on as it is; nothing of it or of the answer is looked at."""
+        sent = {"content-length": str(len(body)), **headers, **trace.outgoing()}
+        outcome = self._exchange(_Wish("POST", path, sent, [memoryview(body)]), call, timeout_s)
+        if isinstance(outcome, RemoteFailure):
+            return outcome
+        server_s = min(outcome.number(SECONDS_HEADER, 0.0), outcome.elapsed_s)
+        return Relayed(outcome.status, outcome.headers, outcome.body, outcome.elapsed_s, server_s)
 
     def ping(self, timeout_s: float) -> float | RemoteFailure:
         """Seconds of the smallest exchange there is, the server's own time taken off."""
@@ -257,7 +316,7 @@ class Remote:
             connection = self._take(left_s)
             reused = connection.used
             outcome = _try(connection, wish, call, left_s)
-            self._give(connection, isinstance(outcome, _Reply) and not call.dropped)
+            self._give(connection, call.off() and isinstance(outcome, _Reply))
             if isinstance(outcome, _Reply) or not (reused and outcome.cause == "link"):
                 return outcome
 
@@ -273,7 +332,7 @@ class Remote:
         with self._lock:
             self._busy.discard(connection)
             usable = connection.sock is not None and not connection.outdated
-            keep = good and usable and not self._closed and len(self._idle) < IDLE_CONNECTIONS
+            keep = good and usable and not self._closed and len(self._idle) < self._most_idle
             if keep:
                 self._idle.append(connection)
         if not keep:
@@ -294,10 +353,11 @@ def _try(connection: _Connection, wish: _Wish, call: Call, timeout_s: float) -> 
     """One exchange on one connection, opened first if it is not."""
     start = perf_counter()
     try:
-        connection.set_timeout(timeout_s)
-        if connection.sock is None:
-            connection.connect()
         call.on(connection)
+        if connection.sock is None:
+            connection.set_timeout(min(timeout_s, CONNECT_S))
+            connection.connect()
+            call.on(connection)  # it may have been dropped before there was a socket to shut
         connection.set_timeout(max(0.001, timeout_s - (perf_counter() - start)))
         begun = perf_counter()
         connection.request(wish.method, wish.path, body=wish.body or None, headers=dict(wish.headers))
@@ -360,10 +420,20 @@ def _judged(asked: Ask, reply: _Reply) -> Outcome:
         return RemoteFailure("server", f"refused: {error}", reply.elapsed_s)
     server_s = min(reply.number(SECONDS_HEADER, 0.0), reply.elapsed_s)
     load = max(1.0, reply.number(LOAD_HEADER, 1.0))
+    hop_s = min(reply.number(HOP_HEADER, 0.0), server_s)
     return RemoteAnswer(
-        response.outputs, reply.elapsed_s, server_s, load, reply.up_bytes, len(reply.body),
-        phases=_phases(reply, server_s), decode_s=perf_counter() - began,
-    )  # fmt: skip
+        response.outputs,
+        reply.elapsed_s,
+        server_s,
+        load,
+        reply.up_bytes,
+        len(reply.body),
+        hop_s=hop_s,
+        hop_server_s=min(reply.number(HOP_SERVER_HEADER, 0.0), hop_s),
+        hop_cause=reply.headers.get(HOP_CAUSE_HEADER, "")[:80],
+        phases=_phases(reply, server_s),
+        decode_s=perf_counter() - began,
+    )
 
 
 def _phases(reply: _Reply, server_s: float) -> Mapping[str, float]:

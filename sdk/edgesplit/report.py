@@ -23,7 +23,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     fallback: bool = False
     """The cloud did not answer in time or at all, and the device finished alone."""
     cause: str = ""
-    """Of the fallback: timeout, refused, link, server."""
+    """Of the fallback: timeout, refused, link, server. Without one: `device`, where the device's own part had failed
+    and the cloud did it all."""
+    hedged: bool = False
+    """The device began to finish it while the cloud might still have answered."""
+    stale: bool = False
+    """No answer to this request at all, but the last good one of its stream, which the application takes instead."""
+    age_s: float = 0.0
+    """Of a stale answer: since its request came."""
     emulated: bool = False
     late: bool = False
     """Emulated, and this host was slower than the profile."""
@@ -41,7 +48,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     link_s: float = 0.0
     """Up and down together: one clock cannot tell them apart."""
     remote_s: float = 0.0
-    """All seconds in the server, the three below among them; they are 0 where the server does not tell."""
+    """On the server that was asked, and on all tiers and links beyond it. Of it, where the server tells:"""
     remote_queue_s: float = 0.0
     remote_decode_s: float = 0.0
     remote_encode_s: float = 0.0
@@ -51,6 +58,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """For a cloud that did not help, until the device began to finish alone."""
     trace_id: str = ""
     """W3C trace context, where there is one: the trace that shows this request."""
+    hop_s: float = 0.0
+    """Of `remote_s`: what the gateway waited for the cloud, their link included."""
+    hop_server_s: float = 0.0
+    """Of `hop_s`: in the cloud's server."""
+    hop_cause: str = ""
+    """Why the gateway finished without the cloud: timeout, refused, link, server, rejected; or `open`, its breaker."""
     up_bytes: int = 0
     down_bytes: int = 0
 
@@ -78,6 +91,8 @@ PHASES = (
     "remote_queue",
     "remote_decode",
     "remote",
+    "hop_link",
+    "hop",
     "remote_encode",
     "answer_decode",
     "waited",
@@ -89,7 +104,7 @@ PHASES = (
 
 def phases(report: Report) -> dict[str, float]:
     """Seconds by phase, only those that the request had; together they are its latency."""
-    within = report.remote_queue_s + report.remote_decode_s + report.remote_encode_s
+    within = report.hop_s + report.remote_queue_s + report.remote_decode_s + report.remote_encode_s
     seconds = {
         "queue": report.queue_s,
         "decode": report.decode_s,
@@ -99,6 +114,8 @@ def phases(report: Report) -> dict[str, float]:
         "remote_queue": report.remote_queue_s,
         "remote_decode": report.remote_decode_s,
         "remote": report.remote_s - within,
+        "hop_link": report.hop_s - report.hop_server_s,
+        "hop": report.hop_server_s,
         "remote_encode": report.remote_encode_s,
         "answer_decode": report.answer_decode_s,
         "waited": report.waited_s,

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from edgesplit.breaker import LONGEST_PAUSE_S, Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit.plan import Link
-from edgesplit_agent.breaker import LONGEST_PAUSE_S, Breaker
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import patience_s, tail_s
@@ -43,7 +43,7 @@ def test_breaker_opens_after_three_failures_in_a_row() -> None:
     """Two failures are bad luck, the third leaves the cloud alone; a success in between starts the count anew."""
     breaker = Breaker().failed(0.0, 0.5).failed(0.0, 0.5)
     assert breaker.lets_through
-    assert breaker.succeeded().failed(0.0, 0.5).lets_through
+    assert breaker.succeeded(0.0).failed(0.0, 0.5).lets_through
     assert not breaker.failed(0.0, 0.5).lets_through
 
 
@@ -56,7 +56,7 @@ def test_breaker_pauses_grow_to_a_bound_and_never_in_step() -> None:
     """Half-open probes back off to two seconds at most, each device at its own moment."""
     pauses, breaker, now = [], Breaker(), 0.0
     for _ in range(8):
-        breaker = breaker.failed(now, 1.0, refused=True)
+        breaker = breaker.failed(now, 1.0, probe=True, refused=True)
         pauses.append(breaker.probe_at - now)
         now = breaker.probe_at
     assert pauses[0] == pytest.approx(0.25) and pauses[-1] == pytest.approx(LONGEST_PAUSE_S)
@@ -65,13 +65,34 @@ def test_breaker_pauses_grow_to_a_bound_and_never_in_step() -> None:
     assert len(jittered) == 3
 
 
-def test_after_a_probe_one_failure_reopens_and_one_success_closes() -> None:
+def test_after_a_probe_one_failure_reopens() -> None:
     """A server that answers health but not requests does not get three more of them."""
-    trial = Breaker().failed(0.0, 1.0, refused=True).probed()
+    trial = Breaker().failed(0.0, 1.0, refused=True).probed(1.0)
     assert trial.lets_through
-    assert not trial.failed(1.0, 1.0).lets_through
-    assert trial.failed(1.0, 1.0).probe_at - 1.0 > 0.25
-    assert trial.succeeded() == Breaker()
+    again = trial.failed(2.0, 1.0)
+    assert not again.lets_through
+    assert again.probe_at - 2.0 > 0.25
+
+
+def test_a_cloud_that_came_back_is_filled_step_by_step() -> None:
+    """One request may be out, then two, four, eight: each success doubles it, and then the breaker closes."""
+    breaker, rooms = Breaker().failed(0.0, 1.0, refused=True).probed(1.0), []
+    while breaker.state == "trial":
+        rooms.append(breaker.room)
+        assert breaker.has_room(breaker.room - 1) and not breaker.has_room(breaker.room)
+        breaker = breaker.succeeded(2.0)
+    assert rooms == [1, 2, 4, 8]
+    assert breaker == Breaker() and breaker.has_room(1000)
+
+
+def test_what_was_sent_before_says_nothing_of_the_cloud_now() -> None:
+    """Requests that hung when it opened fail one after the other: neither the pause grows, nor is the trial over."""
+    opened = Breaker().failed(5.0, 1.0, refused=True)
+    assert opened.failed(5.1, 1.0, refused=True, sent_at=4.0) == opened
+    trial = opened.probed(6.0)
+    assert trial.failed(6.1, 1.0, sent_at=4.9) == trial
+    assert trial.failed(6.1, 1.0, sent_at=6.05).state == "open"
+    assert opened.succeeded(5.2).state == "trial", "an answer that comes late is a sign of life"
 
 
 def answered(meter: LinkMeter, link: Link, up: int, times: int) -> LinkMeter:

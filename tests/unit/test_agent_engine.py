@@ -26,6 +26,7 @@ from agent_world import (
     world,
 )
 from edgesplit import codecs, oip
+from edgesplit.breaker import Breaker
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
@@ -111,7 +112,7 @@ def test_the_plan_decides_by_todays_conditions() -> None:
     """With the plan's link the cut is best; where the cloud is gone only the local row counts."""
     with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.001)) as (engine, cloud, _):
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "cut-1"
-        engine._breaker = engine._breaker.failed(float("inf"), 0.0, refused=True)
+        engine._cloud._breaker = engine.breaker.failed(float("inf"), 0.0, refused=True)
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "local"
         assert len(cloud.asked) == 1
 
@@ -210,7 +211,7 @@ def test_more_requests_than_room_are_turned_away_at_once() -> None:
     for thread in threads:
         thread.start()
     assert steps["a"].entered.wait(10)
-    while engine._running < 2:
+    while engine._processor.here < 2:
         pass
     with pytest.raises(Busy):
         engine.infer("tiny", {"x": INPUT}, deadline_s=15)
@@ -311,7 +312,7 @@ def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
         engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     assert told == [(DIGEST, None)], "the device did its part, the cloud did not"
     steps["a"].error = UsageError("the frame is not a whole JPEG")
-    engine._breaker = engine._breaker.succeeded()
+    engine._cloud._breaker = Breaker()
     with pytest.raises(UsageError):
         engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     with pytest.raises(UsageError):

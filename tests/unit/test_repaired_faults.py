@@ -115,3 +115,22 @@ def test_a_revocation_list_of_a_version_that_is_none_ended_the_offload_server(tm
     (tmp_path / "list.pem").write_bytes(b"-----BEGIN X509 CRL-----\n" + spoilt + b"-----END X509 CRL-----\n")
     with pytest.raises(TrustError, match="is no revocation list"):
         Revoked(tmp_path / "list.pem", authority.certificate_file)
+
+
+INTERRUPTED_WHILE_LOADING = """
+import os, signal, sys
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "edgesplit_cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, CtrlC())
+from edgesplit_cli.start import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_commands_were_loaded_printed_a_traceback() -> None:
+    """In the first half second; now it ends as it does later."""
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_WHILE_LOADING], timeout=60, capture_output=True)
+    assert (ended.returncode, ended.stderr) == (130, b"")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from edgesplit.seen.logs import FORMATS, LEVELS
+from edgesplit_cli.addresses import METRICS
 from edgesplit_offload.main import main as serve_main
 
 
@@ -53,15 +56,18 @@ def offload() -> None:
 @click.option(
     "--drain", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds for running requests at the end."
 )
-@click.option("--metrics", metavar="ADDRESS:PORT", help="Serve /metrics there too, in plain text.")
-@click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@click.option("--metrics", type=METRICS, help="Answer Prometheus at /metrics there, in plain HTTP.")
+@click.option("--log", type=click.Choice(LEVELS), default="info", show_default=True, help="Level of log lines.")
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
 @click.pass_obj
-def serve(data: Path, port: int | None, bind: str | None, releases: Path | None, **given: object) -> None:
+def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | None, **given: Any) -> None:
     """Run an offload server here: of this data folder, beside an `edgectl up --no-offload`, or, with --releases, of any
     folder of releases on a machine without a controller.
 
     SIGTERM lets running requests finish. /v2/health/ready says when it is ready and when it is about to end.
     """
+    if given["metrics"] is not None:
+        given["metrics"] = METRICS.text(given["metrics"])
     words = [word for name, value in given.items() if value is not None for word in _word(name, value)]
     if releases is not None:
         words += _word("releases", releases)
@@ -76,4 +82,4 @@ def serve(data: Path, port: int | None, bind: str | None, releases: Path | None,
 
 
 def _word(name: str, value: object) -> list[str]:
-    return [f"--{name}", str(value)]
+    return [f"--{name.replace('_', '-')}", str(value)]

@@ -51,7 +51,8 @@ class _Collected:
             self._by_family.setdefault(one.family, []).append(one)
 
     def collect(self) -> Iterator[Metric]:
-        """The families that have something to show, in their order."""
+        """The families that have something to show, in their order; then what this process takes of the machine."""
+        from prometheus_client import ProcessCollector
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         for family in FAMILIES:
@@ -70,6 +71,7 @@ class _Collected:
             for one in sorted(found, key=_labels):
                 numbers.add_metric(self._values(one), one.value)
             yield numbers
+        yield from ProcessCollector(registry=None).collect()
 
     def _values(self, one: Series) -> list[str]:
         return [*one.labels, *self._constant.values()]

@@ -36,8 +36,9 @@ AGENT_INFO = Family(
 AGENT_REQUESTS = Family(
     "edgesplit_agent_requests_total",
     "counter",
-    "Requests that came to an end. outcome: answered, fallback (answered alone: the cloud did not help), stale, busy, "
-    "deadline, link, rejected (the application's fault), failed.",
+    "Requests that came to an end. outcome: answered, fallback (answered alone: the cloud did not help), busy, "
+    "dropped, deadline, link, rejected (the application's fault), failed. One that was then given a stale answer "
+    "counts as what it would have been without.",
     ("model", "row", "outcome"),
 )
 AGENT_REQUEST_S = Family(
@@ -51,8 +52,9 @@ AGENT_PHASE_S = Family(
     "histogram",
     "Where that time went, for each phase that an answered request had. phase: queue (waiting for the device's "
     "processor), decode (the input), device (its slices), encode (the boundary), link (both ways, not separable), "
-    "remote_queue, remote_decode, remote (its slices), remote_encode, answer_decode, waited (for a cloud that did not "
-    "help), tail (finishing alone), other (what no phase explains).",
+    "remote_queue, remote_decode, remote (its slices), hop_link and hop (link to and seconds in the tier beyond a "
+    "gateway), remote_encode, answer_decode, waited (for a cloud that did not help), tail (finishing alone), other "
+    "(what no phase explains).",
     ("model", "phase"),
 )
 AGENT_FALLBACKS = Family(
@@ -75,6 +77,30 @@ AGENT_UP_BYTES = Family(
 )
 AGENT_DOWN_BYTES = Family(
     "edgesplit_agent_down_bytes_total", "counter", "Bytes of answers received from the cloud.", ("model",)
+)
+AGENT_HEDGES = Family(
+    "edgesplit_agent_hedges_total",
+    "counter",
+    "What became of hedges: hedges (begun), by_choice (of those: before the deadline forced it), held_back (by the "
+    "budget), device_won, cloud_won, cancelled.",
+    ("what",),
+)
+AGENT_WASTED_S = Family(
+    "edgesplit_agent_hedges_wasted_seconds_total", "counter", "The processor's seconds in hedges that lost."
+)
+AGENT_WASTED_J = Family(
+    "edgesplit_agent_hedges_wasted_joules_total", "counter", "Energy in what lost a race, estimated by the plan."
+)
+AGENT_STALE = Family(
+    "edgesplit_agent_stale_total", "counter", "Requests that were given the last good answer, marked stale."
+)
+AGENT_GAVE_WAY = Family(
+    "edgesplit_agent_dropped_total", "counter", "Frames that gave way to others, as their application asked."
+)
+AGENT_JOINED = Family(
+    "edgesplit_agent_joined_total",
+    "counter",
+    "Requests sent again under their id that were given the first one's answer; they count nowhere else.",
 )
 AGENT_SERVING = Family(
     "edgesplit_agent_serving",
@@ -108,7 +134,7 @@ OFFLOAD_REQUESTS = Family(
     "counter",
     "Inference requests that came to an end. outcome: answered, busy, deadline, gone (nobody waited any more), "
     "rejected (the client's fault), refused (it may not ask), failed; model and row are empty where a request named "
-    "none that is here.",
+    "none that is here; a gateway counts what it hands on whole as (relayed).",
     ("model", "row", "outcome"),
 )
 OFFLOAD_REQUEST_S = Family(
@@ -120,8 +146,8 @@ OFFLOAD_REQUEST_S = Family(
 OFFLOAD_PHASE_S = Family(
     "edgesplit_offload_phase_seconds",
     "histogram",
-    "Where that time went. phase: decode (body and boundary codecs), queue, run (a gateway's wait for the cloud is "
-    "part of it), encode.",
+    "Where that time went. phase: decode (body and boundary codecs), queue, run, hop (a gateway's wait for "
+    "the next tier), encode.",
     ("model", "phase"),
 )
 OFFLOAD_BATCH = Family(

@@ -23,7 +23,7 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def listener(address: tuple[str, int], page: Callable[[], Response]) -> Server:
+def metrics_server(address: tuple[str, int], page: Callable[[], Response]) -> Server:
     """The server, not started yet."""
 
     def answer(request: Request) -> Response:

@@ -18,11 +18,16 @@ LONGEST_ID = 80
 
 
 def configure(level: str = "info", form: Format = "text", stream: TextIO | None = None) -> None:
-    """All of this process's log lines, from now on."""
+    """All of this process's log lines, from now on, unless somebody has said already where they go."""
     handler = logging.StreamHandler(stream or sys.stderr)
+    equip(handler, form)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def equip(handler: logging.Handler, form: Format) -> None:
+    """What this handler writes is in that form."""
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     handler.addFilter(_named)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def _named(record: logging.LogRecord) -> bool:

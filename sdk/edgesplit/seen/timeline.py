@@ -18,9 +18,9 @@ LONGEST_HEADER = 512
 LONGEST_S = 1e5
 _ENTRY = re.compile(r"\s*([a-z_]{1,24});dur=(\d{1,9}(?:\.\d{1,9})?)\s*")
 
-QUEUE, DECODE, RUN, ENCODE = "queue", "decode", "run", "encode"
-SERVER_PHASES = (QUEUE, DECODE, RUN, ENCODE)
-"""What an offload server does with a request; on a gateway, the wait for the cloud is part of `run`."""
+QUEUE, DECODE, RUN, HOP, ENCODE = "queue", "decode", "run", "hop", "encode"
+SERVER_PHASES = (QUEUE, DECODE, RUN, HOP, ENCODE)
+"""What an offload server does with a request; `hop` is a gateway's wait for the next tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ Message = Ready | Alive | Closed | Ask | Question | Told | Answers | Drain | Not
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-class Channel:
+class Talk:
     """One end. Sending is safe from any thread, receiving is one thread's."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -1,0 +1,271 @@
+"""One offload server as the engine sees it: its connections, what the link to it is like, whether it is left alone.
+
+Requests teach it; where none do, a thread probes: a cloud that failed, when its pause is over; one that left a request
+unanswered, at once, to tell a dead one from a slow one; a link on which nothing was sent for a while. How the link is
+estimated is `link_meter`, when the cloud is left alone `breaker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from edgesplit.breaker import Breaker
+from edgesplit.plan import Conditions, Link, Row
+from edgesplit.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure
+from edgesplit_agent.link_meter import LinkMeter, probe_due
+
+log = logging.getLogger(__name__)
+
+IDLE_PROBE_S = 2.0
+"""The link is probed when nothing else was sent for this long."""
+PING_TIMEOUT_S = 1.0
+DOUBT_S = 0.4
+"""A cloud that left a request unanswered is given this, and a few round trips, to show that it lives."""
+PROBE_TIMEOUT_S = 5.0
+OVERDUE_S = 0.75
+"""A request unanswered for so long, and three times what it should take, with no other answered since: nobody there."""
+LONGEST_WAIT_S = 3600.0
+WAKE_UP = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
+"""Assumed until the first plan says what link it was made for."""
+
+
+class Cloud:
+    """Thread-safe. With no `remote` it is never there, and only what the device teaches is kept."""
+
+    def __init__(self, remote: Remote | None, idle_probe_s: float = IDLE_PROBE_S) -> None:
+        self._remote = remote
+        self._idle_probe_s = idle_probe_s
+        self._lock = threading.Lock()
+        self._meter: LinkMeter | None = None
+        self._breaker = Breaker()
+        self._out = 0
+        """Requests that were given leave to go to it and are not back."""
+        self._last_sent = float("-inf")
+        self._answered_at = float("-inf")
+        """When a request was last answered, in full or by a refusal of its input."""
+        self._heard_at = float("-inf")
+        """When anything was."""
+        self._doubted_at: float | None = None
+        self._watch = threading.Condition()
+        self._stopping = False
+        self._watcher = threading.Thread(target=self._watch_link, name="link", daemon=True)
+
+    # What owners call
+
+    def start(self) -> None:
+        """Begin to watch the link."""
+        if self._remote is not None and not self._stopping:
+            self._watcher.start()
+
+    def stop(self) -> None:
+        """Close the connections; what waits on them finishes alone."""
+        with self._watch:
+            self._stopping = True
+            self._watch.notify_all()
+        if self._remote is not None:
+            self._remote.close()
+
+    def suppose(self, link: Link) -> None:
+        """The link that a plan was made for: as good as any until one was measured."""
+        with self._lock:
+            self._meter = self._meter or LinkMeter.of(link)
+        self._wake_watcher()
+
+    @property
+    def is_warm(self) -> bool:
+        """A connection is open and free: the next request pays no handshake."""
+        return self._remote is not None and self._remote.is_warm
+
+    @property
+    def breaker(self) -> Breaker:
+        """How it is doing."""
+        return self._breaker
+
+    @property
+    def out(self) -> int:
+        """Requests that are with it, or on their way."""
+        return self._out
+
+    @property
+    def conditions(self) -> Conditions:
+        """What is known of link, server and device now."""
+        with self._lock:
+            return self._conditions(self._breaker.lets_through)
+
+    # One request
+
+    def decide(self, choose: Callable[[Conditions], Row | None]) -> tuple[Row | None, Conditions]:
+        """The row that `choose` takes in today's conditions. One that needs this cloud may go there until `leave`."""
+        with self._lock:
+            now = self._conditions(self._breaker.has_room(self._out))
+            row = choose(now)
+            if row is not None and not row.is_local:
+                self._out += 1
+            return row, now
+
+    def leave(self) -> None:
+        """A request that had leave needs the cloud no more."""
+        with self._lock:
+            self._out -= 1
+
+    def ask(self, asked: Ask, call: Call, timeout_s: float) -> Outcome:
+        """The exchange, and what it teaches. Never raises; blocks until `timeout_s` at the most."""
+        sent_at = monotonic()
+        with self._lock:
+            self._last_sent = sent_at
+        try:
+            if self._remote is None:
+                return RemoteFailure("refused", "there is no offload server")
+            outcome = self._remote.infer(asked, call, timeout_s)
+        except Exception as error:
+            log.exception("the exchange with the cloud failed")
+            outcome = RemoteFailure("link", str(error))
+        if not call.dropped:
+            self._learn(asked.up_bytes, outcome, sent_at)
+        return outcome
+
+    def gave_up(self, up_bytes: int, waited_s: float) -> None:
+        """Nobody waits for an answer any more: the cloud was slow."""
+        self._learn(up_bytes, RemoteFailure("timeout", "given up", waited_s), monotonic() - waited_s)
+
+    def doubt(self, waited_s: float) -> None:
+        """A request has had no answer for longer than it should take: see whether anybody is there."""
+        sent_at = monotonic() - waited_s
+        with self._lock:
+            if self._heard_at >= sent_at or not self._breaker.lets_through:
+                return
+            self._doubted_at = self._doubted_at or monotonic()
+        self._wake_watcher()
+
+    def overdue(self, waited_s: float) -> None:
+        """A request has had no answer for `OVERDUE_S`, and long beyond what it should take. Where no other had one
+        since either, nobody is there, though connections may hold."""
+        sent_at = monotonic() - waited_s
+        with self._lock:
+            if self._answered_at >= sent_at:
+                return
+        self._learn(0, RemoteFailure("timeout", f"nothing answered for {waited_s:.2f} s", waited_s), sent_at, dead=True)
+
+    def computed(self, measured_s: float, predicted_s: float) -> None:
+        """How fast this device is beside its plan."""
+        with self._lock:
+            if self._meter is not None:
+                self._meter = self._meter.computed(measured_s, predicted_s)
+
+    # What is learnt
+
+    def _conditions(self, remote_ok: bool) -> Conditions:
+        meter = self._meter or LinkMeter.of(WAKE_UP)
+        return meter.conditions(self._remote is not None and remote_ok)
+
+    def _learn(self, up_bytes: int, outcome: Outcome, sent_at: float, *, dead: bool = False) -> None:
+        now = monotonic()
+        with self._lock:
+            was = self._breaker.state
+            if isinstance(outcome, RemoteAnswer):
+                self._breaker = self._breaker.succeeded(now)
+                self._answered_at = self._heard_at = now
+                if self._meter is not None:
+                    down = outcome.down_bytes
+                    self._meter = self._meter.transferred(up_bytes, down, outcome.link_s).loaded(outcome.load)
+            elif outcome.cause == "rejected":  # a bad input says nothing about the cloud
+                self._answered_at = self._heard_at = now
+            else:
+                refused = dead or outcome.cause == "refused"
+                self._breaker = self._breaker.failed(now, random.random(), refused=refused, sent_at=sent_at)
+                if outcome.cause == "timeout" and self._meter is not None:
+                    self._meter = self._meter.gave_up(up_bytes, outcome.elapsed_s)
+            state = self._breaker.state
+        if isinstance(outcome, RemoteFailure):
+            log.info("cloud: %s: %s", outcome.cause, outcome.text)
+            if outcome.cause == "timeout":
+                self.doubt(outcome.elapsed_s)
+        self._moved(was, state)
+
+    def _moved(self, was: str, now: str) -> None:
+        if was != now:
+            log.warning("breaker: %s -> %s", was, now)
+            self._wake_watcher()
+
+    # Watching
+
+    def _wake_watcher(self) -> None:
+        with self._watch:
+            self._watch.notify_all()
+
+    def _watch_link(self) -> None:
+        assert self._remote is not None
+        while True:
+            with self._watch:
+                if self._stopping:
+                    return
+                pause_s = self._until_probe()
+                if pause_s > 0:
+                    self._watch.wait(pause_s)
+                    continue
+            try:
+                self._probe(self._remote)
+            except Exception:
+                log.exception("the link's probe failed")
+                with self._watch:
+                    self._watch.wait(self._idle_probe_s)
+
+    def _until_probe(self) -> float:
+        with self._lock:
+            if self._meter is None:
+                return LONGEST_WAIT_S
+            if not self._breaker.lets_through:
+                return min(LONGEST_WAIT_S, self._breaker.probe_at - monotonic())
+            if self._doubted_at is not None or probe_due(monotonic(), self._last_sent, self._idle_probe_s):
+                return 0.0
+            return min(LONGEST_WAIT_S, self._last_sent + self._idle_probe_s - monotonic())
+
+    def _probe(self, remote: Remote) -> None:
+        """First the round trip, on a connection that is open afterwards; then, if there is no hurry, the rate."""
+        sent_at = monotonic()
+        with self._lock:
+            self._last_sent = sent_at
+            doubted, self._doubted_at = self._doubted_at is not None, None
+            rtt_s = self._meter.rtt_s if self._meter else 0.0
+        pinged_s = remote.ping(DOUBT_S + 4 * rtt_s if doubted else PING_TIMEOUT_S + 8 * rtt_s)
+        if isinstance(pinged_s, RemoteFailure):
+            self._unreachable(pinged_s, doubted=doubted)
+            return
+        now = monotonic()
+        with self._lock:
+            was = self._breaker.state
+            self._breaker = self._breaker.probed(now)
+            self._heard_at = now
+            state = self._breaker.state
+            if self._meter is not None:
+                self._meter = self._meter.round_trip(pinged_s)
+        if was != state:
+            log.warning("breaker: the cloud is there again, trying it")
+        if not doubted:
+            self._rate(remote)
+
+    def _unreachable(self, failure: RemoteFailure, *, doubted: bool) -> None:
+        """A ping failed. One that was sent because a request hung settles it: nobody is there."""
+        now = monotonic()
+        with self._lock:
+            was = self._breaker.state
+            certain = doubted or failure.cause == "refused"
+            self._breaker = self._breaker.failed(now, random.random(), refused=certain, probe=True)
+            state = self._breaker.state
+        log.info("cloud: ping: %s: %s", failure.cause, failure.text)
+        self._moved(was, state)
+
+    def _rate(self, remote: Remote) -> None:
+        outcome = remote.probe(PROBE_TIMEOUT_S)
+        with self._lock:
+            self._last_sent = monotonic()
+            if self._meter is None:
+                return
+            if isinstance(outcome, RemoteAnswer):
+                self._meter = self._meter.transferred(outcome.up_bytes, outcome.down_bytes, outcome.link_s)
+            elif outcome.cause == "timeout":
+                self._meter = self._meter.gave_up(PROBE_BYTES, outcome.elapsed_s)

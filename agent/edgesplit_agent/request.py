@@ -1,0 +1,60 @@
+"""A request on its way through the agent, and what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from edgesplit.plan import Row
+from edgesplit.report import Report
+from edgesplit.runtime import Tensor, Timing
+from edgesplit.wishes import NONE, Wishes
+from edgesplit_agent.active import ActiveRelease
+from edgesplit_agent.course import Course
+from edgesplit_agent.turns import Place
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request gets."""
+
+    outputs: Mapping[str, Tensor]
+    report: Report
+
+
+@dataclass(eq=False)
+class Request:
+    """One request. It keeps the release that it began with."""
+
+    id: str
+    model: str
+    release: ActiveRelease
+    inputs: Mapping[str, Tensor]
+    deadline: float
+    """Of perf_counter."""
+    wishes: Wishes = NONE
+    began: float = field(default_factory=perf_counter)
+    timing: Timing = field(default_factory=Timing)
+    course: Course = field(default_factory=Course)
+    place: Place = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.place = Place(self.model, self.wishes, self.deadline)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - perf_counter()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the plan promised for the row that was chosen."""
+
+    row: Row
+    latency_s: float
+    remote_s: float
+    """Link and cloud together: how long the cloud should be away."""
+    cause: str = ""
+    """Why it is not the row that was chosen first."""

@@ -1,0 +1,1 @@
+"""Servers side by side under the same load: what `bench/offload.py` starts, asks and counts."""

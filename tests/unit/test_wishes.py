@@ -1,0 +1,60 @@
+"""How an application wants to be answered, as request parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit.oip import Scalar
+from edgesplit.wishes import Wishes, from_parameters, to_parameters
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        Wishes(),
+        Wishes(stream="camera 1", drop="oldest", queue=2),
+        Wishes(drop="newest", queue=1, hedge="never", stale_ok_s=1.5),
+    ],
+)
+def test_wishes_come_back_as_they_were_sent(wishes: Wishes) -> None:
+    """What is not wished for is not sent."""
+    sent = to_parameters(wishes)
+    assert from_parameters(sent) == wishes
+    assert len(sent) == sum(one != other for one, other in zip(_fields(wishes), _fields(Wishes()), strict=True))
+
+
+def _fields(wishes: Wishes) -> list[object]:
+    return [getattr(wishes, name) for name in Wishes.__slots__]
+
+
+def test_numbers_may_be_text() -> None:
+    """Triton's client sends text, whole numbers and booleans only."""
+    given = {"edgesplit_stale_ok": "2.5", "edgesplit_queue": "3", "edgesplit_drop": "oldest", "timeout": 5}
+    assert from_parameters(given) == Wishes(drop="oldest", queue=3, stale_ok_s=2.5)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"edgesplit_drop": "youngest"},
+        {"edgesplit_drop": 1},
+        {"edgesplit_hedge": "sometimes"},
+        {"edgesplit_hedge": ""},
+        {"edgesplit_hedge": True},
+        {"edgesplit_queue": 2},
+        {"edgesplit_queue": 0, "edgesplit_drop": "oldest"},
+        {"edgesplit_queue": "many", "edgesplit_drop": "oldest"},
+        {"edgesplit_queue": 1e300, "edgesplit_drop": "oldest"},
+        {"edgesplit_stale_ok": "nan"},
+        {"edgesplit_stale_ok": -1},
+        {"edgesplit_stale_ok": 10**400},
+        {"edgesplit_stale_ok": True},
+        {"edgesplit_stream": "x" * 81},
+        {"edgesplit_stream": 7},
+    ],
+)
+def test_a_wish_that_means_nothing_is_refused(parameters: dict[str, Scalar]) -> None:
+    """With the parameter's name in the text."""
+    with pytest.raises(UsageError, match="edgesplit_"):
+        from_parameters(parameters)
