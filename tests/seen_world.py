@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import http.client
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgesplit.http1 import Request, Response, Server
 from edgesplit.remote import Remote
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.load import load_slices
@@ -54,6 +58,25 @@ def both_sides(
     finally:
         engine.stop()
         offload.stop(1.0)
+
+
+class Collector:
+    """What an OpenTelemetry collector receives over OTLP/HTTP, decoded: (service, span)."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[str, Any]] = []
+        self._lock = threading.Lock()
+        self.server = Server(self._take)
+        self.server.start()
+
+    def _take(self, request: Request) -> Response:
+        sent = ExportTraceServiceRequest.FromString(bytes(request.body))
+        with self._lock:
+            for resource in sent.resource_spans:
+                named = {one.key: one.value.string_value for one in resource.resource.attributes}
+                for scope in resource.scope_spans:
+                    self.received += [(named["service.name"], span) for span in scope.spans]
+        return Response(200, {"content-type": "application/x-protobuf"}, [b""])
 
 
 def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:

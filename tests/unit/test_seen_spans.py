@@ -5,44 +5,23 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agent_world import CUT, INPUT, LOCAL, unavailable, world
 from edgesplit import oip
-from edgesplit.http1 import Request, Response, Server
+from edgesplit.http1 import Request, Response
 from edgesplit.seen import spans, trace
 from edgesplit.seen.spans import OFF, OtelTracer
 from edgesplit.seen.trace import TraceContext
 from edgesplit_agent.endpoint import Endpoint
-from seen_world import INPUTS, MODEL, both_sides
+from seen_world import INPUTS, MODEL, Collector, both_sides
 
 GIVEN = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", True)
-
-
-class Collector:
-    """What an OpenTelemetry collector receives over OTLP/HTTP, decoded: (service, span)."""
-
-    def __init__(self) -> None:
-        self.received: list[tuple[str, object]] = []
-        self._lock = threading.Lock()
-        self.server = Server(self._take)
-        self.server.start()
-
-    def _take(self, request: Request) -> Response:
-        sent = ExportTraceServiceRequest.FromString(bytes(request.body))
-        with self._lock:
-            for resource in sent.resource_spans:
-                named = {one.key: one.value.string_value for one in resource.resource.attributes}
-                for scope in resource.scope_spans:
-                    self.received += [(named["service.name"], span) for span in scope.spans]
-        return Response(200, {"content-type": "application/x-protobuf"}, [b""])
 
 
 def recording() -> tuple[OtelTracer, InMemorySpanExporter]:
@@ -68,7 +47,7 @@ def test_one_trace_shows_device_link_and_cloud_over_the_wire(tmp_path: Path, mon
         device.stop()  # sends what is left
         server.stop()
         collector.server.stop()
-    by_name = {(service, span.name): span for service, span in collector.received}  # type: ignore[attr-defined]
+    by_name = {(service, span.name): span for service, span in collector.received}
     assert {span.trace_id.hex() for span in by_name.values()} == {GIVEN.trace_id} == {report.trace_id}
     root = by_name["edgesplit-agent", "infer handmade"]
     assert root.parent_span_id.hex() == GIVEN.span_id
