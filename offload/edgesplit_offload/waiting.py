@@ -99,11 +99,13 @@ class Waiting:
         """It is over, however it went."""
         self.running.discard(run)
 
-    def expected_wait_s(self, now: float) -> float:
-        """Until one that came now would begin, by what runs take."""
-        if not self.queue and len(self.running) < self._at_once:
-            return 0.0
-        ahead_s = sum(pace.seconds_for(count) for pace, count in Counter(one.pace for one in self.queue).items())
+    def expected_wait_s(self, now: float, joining: Pace | None = None) -> float:
+        """Until one that came now would begin, by what runs take; not counting those it could share a run with
+        (`joining`)."""
+        if len(self.running) < self._at_once:
+            return 0.0  # whoever waits all the same gathers, of its own accord
+        ahead = Counter(one.pace for one in self.queue if one.pace is not joining)
+        ahead_s = sum(pace.seconds_for(count) for pace, count in ahead.items())
         ahead_s += sum(max(0.0, run.expected_end - now) for run in self.running)
         return ahead_s / self._at_once
 
@@ -128,8 +130,13 @@ class Waiting:
         return min(one.end for one in alike) > begins + pace.seconds(len(alike))
 
     def _check_deadline(self, job: Job, now: float) -> None:
-        wait_s = self.expected_wait_s(now) if job.deadline is not None else 0.0
-        if wait_s > 0 and now + wait_s + job.pace.seconds() > job.end:
+        """Busy where it could not be over in time, given what is before it. Where nothing is, it is tried."""
+        if job.deadline is None or len(self.running) < self._at_once:
+            return
+        shares = job.pace if job.pace.most > 1 else None
+        wait_s = self.expected_wait_s(now, shares)
+        beside = sum(one.pace is shares for one in self.queue)
+        if now + wait_s + job.pace.seconds_for(beside + 1) > job.end:
             text = f"it would wait about {wait_s:.3f} s, and {max(0.0, job.end - now):.3f} s are left to it"
             raise self._later(Busy(text), now)
 
