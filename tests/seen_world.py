@@ -21,6 +21,7 @@ from edgesplit.runtime.load import load_slices
 from edgesplit.seen.spans import OFF, Tracer
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import Engine, Observer, Settings
+from edgesplit_agent.worker.host import InProcess
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, HandmadeRelease
 
@@ -51,7 +52,7 @@ def both_sides(
     plan = release.manifest.plans[DEVICE_CLASS]
     only = msgspec.structs.replace(plan, rows=tuple(one for one in plan.rows if one.name == row))
     programs = load_slices(release.manifest, release.slice_folder, EngineByFormat(threads=1))
-    engine.serve(MODEL, ActiveRelease(DIGEST, release.manifest, only, programs))
+    engine.serve(MODEL, ActiveRelease(DIGEST, release.manifest, only, InProcess(programs)))
     engine.start()
     try:
         yield engine, offload

@@ -78,7 +78,13 @@ class Endpoint:
         if not is_local(request):
             return error_response(403, "only programs on this device may ask (Host and Origin must be localhost)")
         try:
-            return self._fixed(request) or self._triton_calls(request) or self._of_model(request)
+            found = _MODEL.fullmatch(request.path)
+            if found is not None and request.path != ALL_STATS_PATH:
+                return self._of_model(request, found)
+            answer = self._fixed(request) or self._triton_calls(request)
+            if answer is None:
+                raise NotFound(f"no such path: {request.path[:200]}")
+            return answer
         except UnknownCoding as error:
             return error_response(415, str(error), {"accept-encoding": ", ".join(CODINGS)})
 
@@ -86,11 +92,8 @@ class Endpoint:
         """Give up what clients have registered."""
         self._regions.close()
 
-    def _of_model(self, request: Request) -> Response:
+    def _of_model(self, request: Request, match: re.Match[str]) -> Response:
         """Paths with a model in them."""
-        match = _MODEL.fullmatch(request.path)
-        if match is None:
-            raise NotFound(f"no such path: {request.path[:200]}")
         model, rest = match["model"], match["rest"] or ""
         release = self._release(model, match["version"])
         if request.method == "POST" and rest == "infer":
@@ -158,7 +161,9 @@ class Endpoint:
             outputs=oip.pick_outputs(answer.outputs, asked.outputs),
             parameters=to_parameters(answer.report),
         )
-        body, header_length = oip.encode_response(response, asked.binary_outputs, at=asked.outputs_at, memory=memory)
+        body, header_length = oip.encode_response(
+            response, asked.binary_outputs, at=asked.outputs_at, room=asked.answer_at, memory=memory
+        )
         headers = {"content-type": "application/json"}
         if header_length is not None:
             headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(header_length)}

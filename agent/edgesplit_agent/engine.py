@@ -36,6 +36,7 @@ from edgesplit_agent.patience import MARGIN_S
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
 
@@ -248,15 +249,24 @@ class Engine:
 
     def _answer(self, request: Request) -> Answer:
         release = request.release
+
+        def choose(now: Conditions) -> Row | None:
+            return self._choose(request.model, release, now)
+
         try:
-            return self._by(request, lambda now: self._choose(request.model, release, now))
+            return self._by(request, choose)
         except _OwnPartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             rows = [row for row in release.plan.rows if not row.device]
             try:
                 return self._by(request, lambda now: plan.best(rows, now), cause="device")
             except _NoRow:  # what the device said is the reason
-                raise failure.error from None
+                if not isinstance(failure.error, WorkerLost):
+                    raise failure.error from None
+        try:  # another worker is on its way
+            return self._by(request, choose)
+        except _OwnPartFailed as again:
+            raise again.error from None
 
     def _by(self, request: Request, choose: Callable[[Conditions], Row | None], cause: str = "") -> Answer:
         """The answer by the row chosen. `cause`: why it is not the first one chosen."""

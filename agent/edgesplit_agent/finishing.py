@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from math import inf
+from secrets import token_hex
 from time import perf_counter
 
 from edgesplit import codecs, oip
@@ -84,7 +85,10 @@ class Finishing:
         start = perf_counter()
         name = oip.remote_name(release.digest, self._device_class, row.name)
         sends = codecs.encode_all({tensor: live[tensor] for tensor in row.sends}, row.codecs)
-        asked = ask(name, request.id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
+        own_id = (
+            f"{request.id}~{token_hex(4)}"  # an id may come again with other tensors: a replay of its answer must not
+        )
+        asked = ask(name, own_id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
         if release.emulated:
             wait_out(start, row.encode_s)
         request.course.timeline.add(ENCODE, start, perf_counter())

@@ -136,7 +136,7 @@ class Waiting:
         shares = job.pace if job.pace.most > 1 else None
         wait_s = self.expected_wait_s(now, shares)
         beside = sum(one.pace is shares for one in self.queue)
-        if now + wait_s + job.pace.seconds_for(beside + 1) > job.end:
+        if wait_s > 0 and now + wait_s + job.pace.seconds_for(beside + 1) > job.end:
             text = f"it would wait about {wait_s:.3f} s, and {max(0.0, job.end - now):.3f} s are left to it"
             raise self._later(Busy(text), now)
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import edgesplit
-from edgesplit import oip
+from edgesplit.seen import trace
+from edgesplit.seen.trace import TraceContext
 from edgesplit_cli.demo.run import free_port
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 from seen_world import Collector, Samples, asked, samples, value
 
-TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+GIVEN = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", True)
 ASKED = 6
 
 
@@ -100,28 +99,19 @@ def test_the_controllers_page_counts_its_api_and_its_fleet(seen: Seen) -> None:
 
 def test_one_trace_shows_device_and_cloud(seen: Seen) -> None:
     """An application's traceparent, on the wire to the agent: both processes' spans arrive under its id."""
-    body, length = oip.encode_request(oip.InferRequest(frame_input_array(), parameters={"timeout": 20_000_000}))
-    headers = {"traceparent": f"00-{TRACE}-{SPAN}-01", oip.HEADER_LENGTH: str(length)}
-    connection = http.client.HTTPConnection("127.0.0.1", seen.device.port, timeout=30)
-    connection.request("POST", "/v2/models/digits/infer", b"".join(bytes(part) for part in body), headers)
-    assert connection.getresponse().status == 200
-    connection.close()
+    with trace.working_for(GIVEN):
+        report = seen.device.infer("digits", frame_input(frames(1)[0][0])).report
+    assert report.trace_id == GIVEN.trace_id and not report.fallback
 
     def arrived() -> dict[tuple[str, str], Any] | None:
-        found = {
-            (service, span.name): span for service, span in seen.collector.received if span.trace_id.hex() == TRACE
-        }
+        ours = [(service, span) for service, span in seen.collector.received if span.trace_id.hex() == GIVEN.trace_id]
+        found = {(service, span.name): span for service, span in ours}
         return found if {("edgesplit-agent", "infer digits"), ("edgesplit-offload", "offload")} <= set(found) else None
 
     spans = eventually("spans of both sides", arrived)
-    assert spans["edgesplit-agent", "infer digits"].parent_span_id.hex() == SPAN
+    assert spans["edgesplit-agent", "infer digits"].parent_span_id.hex() == GIVEN.span_id
     assert spans["edgesplit-offload", "offload"].parent_span_id == spans["edgesplit-agent", "offload"].span_id
     assert {"queue", "run"} <= {name for service, name in spans if service == "edgesplit-offload"}
-
-
-def frame_input_array() -> dict[str, Any]:
-    """A frame, as it travels."""
-    return {name: np.array([jpeg], dtype=object) for name, jpeg in frame_input(frames(1)[0][0]).items()}
 
 
 def test_log_lines_of_a_request_name_it_and_its_trace(seen: Seen) -> None:

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from agent_world import CUT, INPUT, LOCAL, unavailable, world
 from edgesplit import oip
 from edgesplit.http1 import Request, Response
+from edgesplit.question import Question
 from edgesplit.seen import spans, trace
 from edgesplit.seen.spans import OFF, OtelTracer
 from edgesplit.seen.trace import TraceContext
@@ -142,6 +143,18 @@ def test_the_local_endpoint_takes_a_traceparent_and_no_strange_one() -> None:
             joined = b"".join(bytes(part) for part in body)
             assert endpoint(Request("POST", "/v2/models/tiny/infer", headers=headers, body=joined)).status == 200
     assert sent == [(GIVEN.headers()["traceparent"], None), (None, None), (None, None)]
+
+
+def test_an_application_inside_a_span_of_its_own_is_the_parent() -> None:
+    """Whatever it asks by `Client` is in its trace, with nothing to configure; outside of a span nothing is sent."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    assert Question.of("m", {}).trace == {}
+    with provider.get_tracer("application").start_as_current_span("work") as span:
+        headers, _ = Question.of("m", {}).body(1.0)
+    here = span.get_span_context()
+    assert headers["traceparent"] == f"00-{here.trace_id:032x}-{here.span_id:016x}-01"
+    with trace.working_for(GIVEN):
+        assert Question.of("m", {}).trace == GIVEN.headers()
 
 
 @pytest.mark.parametrize(

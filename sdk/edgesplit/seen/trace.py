@@ -8,6 +8,7 @@ forwarded and named in the log whether or not spans are made of it.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -88,3 +89,19 @@ def outgoing() -> dict[str, str]:
     """Headers for a request that is sent on behalf of the one that this thread works for."""
     trace = _asked.get().trace
     return trace.headers() if trace is not None else {}
+
+
+def of_application() -> dict[str, str]:
+    """The same for what an application sends; inside a span of its own OpenTelemetry, that is the parent.
+
+    OpenTelemetry is not imported for it: who is inside a span has done so.
+    """
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None or _asked.get().trace is not None:
+        return outgoing()
+    here = api.get_current_span().get_span_context()
+    if not here.is_valid:
+        return {}
+    state = here.trace_state.to_header()[: LONGEST_STATE + 1] if here.trace_state else ""
+    known = parse(f"00-{here.trace_id:032x}-{here.span_id:016x}-{int(here.trace_flags) & 0xFF:02x}", state)
+    return known.headers() if known is not None else {}
