@@ -253,11 +253,9 @@ class Engine:
             ):
                 answer = self._answer(request)
         except Exception as error:
-            request.course.failed(error)
-            self._observe(request.model, error)
+            self._tell(request, error)
             raise
-        request.course.answered(answer.report)
-        self._observe(request.model, answer)
+        self._tell(request, answer)
         return answer
 
     def _answer(self, request: Request) -> Answer:
@@ -340,9 +338,14 @@ class Engine:
             cloud.computed(measured / self._power.slowdown, predicted)
         return live
 
-    def _observe(self, model: str, result: Answer | Exception) -> None:
+    def _tell(self, request: Request, result: Answer | Exception) -> None:
+        """Those who watch; what goes wrong with them is not the request's."""
         try:
-            self._observer(model, result)
+            if isinstance(result, Answer):
+                request.course.answered(result.report)
+            else:
+                request.course.failed(result)
+            self._observer(request.model, result)
         except Exception:
             log.exception("nobody could be told what became of a request")
 
