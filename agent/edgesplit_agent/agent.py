@@ -16,7 +16,7 @@ import msgspec
 import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
-from edgesplit.http1 import Server
+from edgesplit.http1 import Response, Server
 from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
@@ -26,6 +26,11 @@ from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.setup import Setup
+from edgesplit.seen import spans
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.families import AGENT_INFO
+from edgesplit.seen.ledger import gauge
+from edgesplit.seen.listener import metrics_server
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
@@ -37,6 +42,7 @@ from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.gateway import GatewayServer, Onward
 from edgesplit_agent.hedging import PART
+from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, kept_states, model_states
@@ -89,6 +95,8 @@ class AgentSettings:
     """Releases take no more room than this; None: half of the disk."""
     gateway: str | None = None
     """HOST:PORT at which devices offload to this one; None: nobody does."""
+    metrics: tuple[str, int] | None = None
+    """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -111,6 +119,10 @@ class Agent:
         self._identity = identity
         self._processor = threading.Lock()
         self._windows = Windows()
+        self._metrics = RequestMetrics()
+        self._tracer = spans.configured(
+            "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
+        )
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
@@ -118,10 +130,11 @@ class Agent:
             self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
         )  # until the first statement is believed, to the cloud
         self._engine = Engine(
-            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
         )  # fmt: skip
-        self._endpoint = Endpoint(self._engine, self.status)
+        self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
+        self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
@@ -142,6 +155,8 @@ class Agent:
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._local_server = self._listen_locally()
         self._engine.start()
+        if self._scraped is not None:
+            self._scraped.start()
         self._uplink = Uplink(
             self._folder,
             self._identity,
@@ -173,7 +188,7 @@ class Agent:
         self._renewing.stop()
         if self._gateway is not None:
             self._gateway.stop()
-        for server in (self._local_server, self._server):
+        for server in (self._local_server, self._server, self._scraped):
             if server is not None:
                 server.stop()
         self._endpoint.close()
@@ -182,11 +197,12 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
-        self._way.stop()
         for release in self._engine.serving.values():
             release.host.close()
+        self._way.stop()
         if self._shaped is not None:
             self._shaped.stop()
+        self._tracer.stop()
 
     @property
     def url(self) -> str:
@@ -231,6 +247,13 @@ class Agent:
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
 
+    def metrics(self) -> Response:
+        """The page that Prometheus reads."""
+        connected = bool(self._uplink and self._uplink.connected)
+        info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected)]
+        return metrics_response(series, emulated_label(self._settings.emulate))
+
     def _listen_locally(self) -> Server | None:
         """The endpoint on a Unix socket too. One that nobody asked for by name can be done without."""
         wanted = self._settings.socket
@@ -268,6 +291,7 @@ class Agent:
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
+            "phases": self._metrics.split(release.manifest.model),
         }
 
     def _own_part(self, release: str, error: Exception | None) -> None:
@@ -275,6 +299,9 @@ class Agent:
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
         self._windows.observe(model, result.report if isinstance(result, Answer) else None)
+        release = self._engine.serving.get(model)
+        named = release.manifest.model if release is not None else model
+        self._metrics.observe(named, result.report if isinstance(result, Answer) else result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions

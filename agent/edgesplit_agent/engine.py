@@ -21,9 +21,12 @@ from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFo
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor
+from edgesplit.seen import trace
+from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.wishes import NONE, Hedge, Wishes
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.cloud import IDLE_PROBE_S, WAKE_UP, Cloud
+from edgesplit_agent.course import Course
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device, Live, OwnPart
 from edgesplit_agent.finishing import Finishing, finished
@@ -75,7 +78,9 @@ class Engine:
         observe: Observer | None = None,
         own_part: OwnPart | None = None,
         remote_of: RemoteOf | None = None,
+        tracer: Tracer = OFF,
     ) -> None:
+        self._tracer = tracer
         self._settings = settings or Settings()
         self._observer = observe or (lambda model, result: None)
         self._remote_of = remote_of or (lambda release: None)
@@ -227,12 +232,18 @@ class Engine:
         return answer
 
     def _admitted(self, request: Request) -> Answer:
-        with self._processor.admitted(request.place):
-            try:
+        request.course = Course.begin(self._tracer, request.model)
+        try:
+            with (
+                trace.working_for(request.course.span.context, request.id),
+                self._processor.admitted(request.place),
+            ):
                 answer = self._answer(request)
-            except Exception as error:
-                self._observe(request.model, error)
-                raise
+        except Exception as error:
+            request.course.failed(error)
+            self._observe(request.model, error)
+            raise
+        request.course.answered(answer.report)
         self._observe(request.model, answer)
         return answer
 

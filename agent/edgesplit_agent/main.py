@@ -20,6 +20,8 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.seen import logs
+from edgesplit.seen.listener import parse_address
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
@@ -143,7 +145,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PID",
         help="stop when the parent (of that number) ends",
     )
-    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    run.add_argument(
+        "--metrics", type=_metrics, metavar="ADDRESS:PORT",
+        help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
+    )  # fmt: skip
+    run.add_argument("--log-level", default="info", choices=logs.LEVELS)
+    run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="what the agent on this folder does now")
     _data(status)
@@ -206,6 +213,13 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _metrics(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _threads(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
@@ -241,9 +255,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.configure(options.log_level, options.log_format)
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
     stop = threading.Event()
     on_stop_signals(stop.set)
@@ -267,6 +279,7 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
+                metrics=options.metrics,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
                 gateway=options.gateway,
