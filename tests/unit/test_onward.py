@@ -135,8 +135,9 @@ class World:
         server.start()
         return server
 
-    def ask(self, row: str, *, timeout_s: float = PATIENCE_S, zstd: bool = False) -> Reply:
+    def ask(self, row: str, *, timeout_s: float = PATIENCE_S, zstd: bool = False, **more: str) -> Reply:
         body, headers = request_for(timeout_s, zstd=zstd)
+        headers |= more
         with closing(Connection("127.0.0.1", self.gateway.port)) as connection:
             path = f"/v2/models/{model(row)}/infer"
             return connection.exchange("POST", path, deadline=monotonic() + PATIENCE_S, headers=headers, body=[body])
@@ -277,10 +278,12 @@ def test_what_is_not_here_is_relayed_as_it_came(world: World) -> None:
     """A release that this gateway has not yet: the cloud answers the device's own request, byte for byte; so it does
     for a release whose plan knows no gateway, and for slices that are spoilt here."""
     world.here.is_here = False
-    reply = world.ask("split", zstd=True)
+    of_trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    reply = world.ask("split", zstd=True, traceparent=of_trace)
     assert outputs(reply)["out"] == OUT
     assert bytes(world.wire.asked[0].body) == request_for(PATIENCE_S, zstd=True)[0]
     assert world.wire.asked[0].path == f"/v2/models/{model('split')}/infer"
+    assert world.wire.asked[0].headers["traceparent"] == of_trace
     assert 0 < float(reply.headers[HOP_SERVER_HEADER]) <= float(reply.headers[HOP_HEADER])
 
     world.here.is_here, world.here.spoilt = True, {HEAD}
