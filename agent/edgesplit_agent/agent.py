@@ -40,12 +40,14 @@ from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.gateway import GatewayServer, Onward
 from edgesplit_agent.hedging import PART
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
-from edgesplit_agent.updates import Updater, model_states
+from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.way import Way
 from edgesplit_agent.work import Work
 from edgesplit_agent.worker.host import Host, in_process
 from edgesplit_agent.worker.hosted import Hosted
@@ -91,6 +93,8 @@ class AgentSettings:
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
     """Releases take no more room than this; None: half of the disk."""
+    gateway: str | None = None
+    """HOST:PORT at which devices offload to this one; None: nobody does."""
     metrics: tuple[str, int] | None = None
     """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
     socket: LocalSocket = field(default_factory=LocalSocket)
@@ -122,6 +126,9 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
+        self._way = Way(
+            self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
+        )  # until the first statement is believed, to the cloud
         self._engine = Engine(
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
@@ -134,11 +141,13 @@ class Agent:
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
+            lead=self._way.lead,
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
         self._uplink: Uplink | None = None
         self._renewing = Renewing(folder, identity, self._renewed)
+        self._gateway = self._make_gateway()
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
@@ -163,6 +172,8 @@ class Agent:
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
+        if self._gateway is not None:
+            self._gateway.start()
         here = Here(
             device=self._identity.device,
             url=self.url,
@@ -175,6 +186,8 @@ class Agent:
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
+        if self._gateway is not None:
+            self._gateway.stop()
         for server in (self._local_server, self._server, self._scraped):
             if server is not None:
                 server.stop()
@@ -186,6 +199,7 @@ class Agent:
         self._engine.stop()
         for release in self._engine.serving.values():
             release.host.close()
+        self._way.stop()
         if self._shaped is not None:
             self._shaped.stop()
         self._tracer.stop()
@@ -218,6 +232,9 @@ class Agent:
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
             "breaker": self._engine.breaker.state,
+            "gateway": self._way.gateway,
+            "serves": self._serves(),
+            "kept": msgspec.to_builtins(kept_states(want, have)),
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
             "wanted": msgspec.to_builtins(model_states(want, have)),
             "safe_mode": have.safe_mode,
@@ -259,6 +276,8 @@ class Agent:
         self._tls.load_cert_chain(held.certificate_file, held.key_file)
         if self._remote is not None:
             self._remote.renew()
+        if self._gateway is not None:
+            self._gateway.renewed()
         if self._uplink is not None:
             self._uplink.renew()
 
@@ -271,8 +290,8 @@ class Agent:
             "row": self._engine.row_of(model),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
-            "phases": self._metrics.split(release.manifest.model),
             "worker": release.host.status(),
+            "phases": self._metrics.split(release.manifest.model),
         }
 
     def _own_part(self, release: str, error: Exception | None) -> None:
@@ -327,4 +346,23 @@ class Agent:
         self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
         self._shaped.start()
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
-        return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
+        return Remote(url, tls, via=self._via)
+
+    @property
+    def _via(self) -> tuple[str, int] | None:
+        """Where the emulated link to the cloud is entered."""
+        return ("127.0.0.1", self._shaped.port) if self._shaped is not None else None
+
+    def _make_gateway(self) -> GatewayServer | None:
+        if self._settings.gateway is None:
+            return None
+        if self._remote is None:
+            raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
+        onward = Onward(self._remote.url, self._via)
+        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward)
+
+    def _serves(self) -> dict[str, str] | None:
+        """Of a gateway: where it listens, and why devices cannot offload there, if they cannot."""
+        if self._gateway is None:
+            return None
+        return {"at": self._settings.gateway or "", "trouble": self._gateway.trouble}

@@ -29,6 +29,7 @@ from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.gateway import listen_address
 from edgesplit_agent.hedging import PART
 from edgesplit_agent.room import parse_size
 
@@ -65,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
     )
     run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    run.add_argument(
+        "--gateway",
+        metavar="[HOST]:PORT",
+        help="listen there for devices that offload through this one, which was claimed as a gateway",
+    )
     run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
     run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
@@ -237,6 +243,8 @@ def check(options: argparse.Namespace) -> None:
         parse_link(options.link)
     if options.broker:
         host_and_port(options.broker, "broker")
+    if options.gateway:
+        listen_address(options.gateway)
     if options.port:
         try:
             socket.create_server(("127.0.0.1", options.port)).close()
@@ -274,6 +282,7 @@ def _run(options: argparse.Namespace) -> int:
                 metrics=options.metrics,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
+                gateway=options.gateway,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

@@ -180,6 +180,8 @@ def _assemble(
             revocations.publish()
         for device in taken.intruders:
             revocations.cut(device)
+        if any(isinstance(message, messages.Reported) for _, message in said):
+            delivery.tell(director.settle())  # what a device runs no more, its gateway need not keep
 
     def flooding(device: str, dropped: int) -> None:
         if devices.hold(device, dropped):

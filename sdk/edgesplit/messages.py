@@ -102,6 +102,8 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """Why no model is loaded; empty outside of safe mode."""
     trouble: str = ""
     """Why the newest statement is not obeyed."""
+    kept: tuple[ModelState, ...] = ()
+    """Of a gateway: what it keeps for the devices behind it; here are those that are `staged`."""
 
 
 class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
