@@ -22,6 +22,7 @@ from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
 from edgesplit.remote import Remote
+from edgesplit.report import phases
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
@@ -322,10 +323,15 @@ class Agent:
         self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
-        self._windows.observe(model, result.report if isinstance(result, Answer) else None)
         release = self._engine.serving.get(model)
         named = release.manifest.model if release is not None else model
-        self._metrics.observe(named, result.report if isinstance(result, Answer) else result)
+        if isinstance(result, Answer):
+            split = phases(result.report)
+            self._windows.observe(model, result.report, split)
+            self._metrics.observe(named, result.report, split)
+        else:
+            self._windows.observe(model, None)
+            self._metrics.observe(named, result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions
