@@ -312,8 +312,8 @@ class Machine:
     def off(self) -> None:
         """Power fails: all that this process gives back is what the kernel would."""
         self.engine.stop()
-        for serving in self.engine.serving.values():
-            serving.host.close()
+        for active in self.engine.serving.values():
+            active.host.close()
         if self.folder._lock_file is not None:
             os.close(self.folder._lock_file)
             self.folder._lock_file = None

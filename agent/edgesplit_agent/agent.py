@@ -16,16 +16,23 @@ import msgspec
 import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
-from edgesplit.http1 import Server
+from edgesplit.http1 import Response, Server
 from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
 from edgesplit.remote import Remote
+from edgesplit.report import phases
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.setup import Setup
+from edgesplit.seen import spans
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.families import AGENT_INFO
+from edgesplit.seen.ledger import gauge
+from edgesplit.seen.listener import metrics_server
+from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
@@ -36,8 +43,11 @@ from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.gateway import GatewayServer, Onward
-from edgesplit_agent.hedging import PART
+from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
+from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.renewal import Renewing, certificate_in_use
+from edgesplit_agent.sensors import ROOT as SYSFS
+from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
@@ -54,6 +64,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+NO_POWER = "the plan has no power figures: power budget and battery policy do not count for it (deploy the model again)"
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,14 @@ class AgentSettings:
     """Releases take no more room than this; None: half of the disk."""
     gateway: str | None = None
     """HOST:PORT at which devices offload to this one; None: nobody does."""
+    metrics: tuple[str, int] | None = None
+    """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
+    power: PowerWishes = field(default_factory=PowerWishes)
+    """What the operator wants of battery and power."""
+    sensors_root: Path | None = None
+    """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
+    link_trace: UplinkTrace | None = None
+    """The emulated link's uplink follows it."""
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -98,7 +117,7 @@ class AgentSettings:
     worker_memory_bytes: int = 0
     """That one worker may take; 0: half of the machine's."""
     hedge: Hedge = "auto"
-    hedge_budget: float = PART
+    hedge_budget: float | None = None
     """See `hedging`."""
 
 
@@ -111,24 +130,34 @@ class Agent:
         self._identity = identity
         self._processor = threading.Lock()
         self._windows = Windows()
+        self._metrics = RequestMetrics()
+        self._tracer = spans.configured(
+            "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
+        )
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
         self._way = Way(
             self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
         )  # until the first statement is believed, to the cloud
+        self._power = PowerWatch(
+            settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
+        )
         self._engine = Engine(
-            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
         )  # fmt: skip
-        self._endpoint = Endpoint(self._engine, self.status)
+        self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
+        self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
-            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
             lead=self._way.lead,
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
+            endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
@@ -138,10 +167,13 @@ class Agent:
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
+        self._power.start()
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._local_server = self._listen_locally()
         self._engine.start()
+        if self._scraped is not None:
+            self._scraped.start()
         self._uplink = Uplink(
             self._folder,
             self._identity,
@@ -173,7 +205,7 @@ class Agent:
         self._renewing.stop()
         if self._gateway is not None:
             self._gateway.stop()
-        for server in (self._local_server, self._server):
+        for server in (self._local_server, self._server, self._scraped):
             if server is not None:
                 server.stop()
         self._endpoint.close()
@@ -182,11 +214,13 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
+        self._power.stop()
         for release in self._engine.serving.values():
             release.host.close()
         self._way.stop()
         if self._shaped is not None:
             self._shaped.stop()
+        self._tracer.stop()
 
     @property
     def url(self) -> str:
@@ -215,6 +249,7 @@ class Agent:
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
+            "power": self._power.status(),
             "breaker": self._engine.breaker.state,
             "gateway": self._way.gateway,
             "serves": self._serves(),
@@ -230,6 +265,13 @@ class Agent:
             "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
+
+    def metrics(self) -> Response:
+        """The page that Prometheus reads."""
+        connected = bool(self._uplink and self._uplink.connected)
+        info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected)]
+        return metrics_response(series, emulated_label(self._settings.emulate))
 
     def _listen_locally(self) -> Server | None:
         """The endpoint on a Unix socket too. One that nobody asked for by name can be done without."""
@@ -265,16 +307,31 @@ class Agent:
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
+            "why": self._engine.why(model) or self._unpowered(release.plan),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
+            "phases": self._metrics.split(release.manifest.model),
         }
+
+    def _unpowered(self, plan: Plan) -> str:
+        """What to tell an operator who asked for what this plan cannot be judged by."""
+        asked = self._settings.power.watts is not None or self._power.stance.mode != "performance"
+        return NO_POWER if asked and plan.power is None else ""
 
     def _own_part(self, release: str, error: Exception | None) -> None:
         self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
-        self._windows.observe(model, result.report if isinstance(result, Answer) else None)
+        release = self._engine.serving.get(model)
+        named = release.manifest.model if release is not None else model
+        if isinstance(result, Answer):
+            split = phases(result.report)
+            self._windows.observe(model, result.report, split)
+            self._metrics.observe(named, result.report, split)
+        else:
+            self._windows.observe(model, None)
+            self._metrics.observe(named, result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions
@@ -282,7 +339,7 @@ class Agent:
         if not take:
             return None, worth
         windows = self._windows.take(self._engine.serving, now)
-        return telemetry(session, sequence, self._settings.emulate, now, windows), worth
+        return telemetry(session, sequence, self._settings.emulate, now, windows, self._power.seen()), worth
 
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""
@@ -318,6 +375,8 @@ class Agent:
         host, port = host_and_port(parts.netloc, "offload server")
         self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
         self._shaped.start()
+        if self._settings.link_trace is not None:
+            self._shaped.follow(self._settings.link_trace)
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=self._via)
 
