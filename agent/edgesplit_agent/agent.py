@@ -93,7 +93,11 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
-        self._engine = Engine(identity.device_class, self._remote, observe=self._observe, own_part=self._own_part)
+        self._foreign = ForeignServers(settings.foreign, parse_link(settings.link) if settings.link else None)
+        self._engine = Engine(
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            remote_of=self._foreign.of,
+        )  # fmt: skip
         self._endpoint = Endpoint(self._engine, self.status)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None

@@ -25,6 +25,7 @@ from edgesplit_agent.hedging import Ledger, cost_of, moments, radio_joules, watt
 from edgesplit_agent.patience import LEAST_S, tail_s
 from edgesplit_agent.processor import Processor, Withdrawn
 from edgesplit_agent.race import Encoded, Race, TailDone, TailFailed
+from edgesplit_agent.foreign import coding_of
 from edgesplit_agent.remote import RemoteAnswer, RemoteFailure, ask
 from edgesplit_agent.request import Answer, Expected, Request
 
@@ -82,7 +83,10 @@ class Finishing:
         start = perf_counter()
         name = oip.remote_name(release.digest, self._device_class, row.name)
         sends = codecs.encode_all({tensor: live[tensor] for tensor in row.sends}, row.codecs)
-        asked = ask(name, request.id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
+        asked = ask(
+            name, request.id, sends, release.receives(row), left_s=request.left_s,
+            coding=coding_of(row, release.plan), planned_s=row.decode_s + row.remote_s,
+        )  # fmt: skip
         if release.emulated:
             wait_out(start, row.encode_s)
         return Encoded(asked, perf_counter() - start)
