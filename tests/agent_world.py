@@ -15,11 +15,11 @@ from edgesplit import oip
 from edgesplit.http1 import Request, Response, Server, error_response
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release import Manifest, Slice, TensorSpec
+from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.emulated import EmulatedProgram
 from edgesplit_agent.active import ActiveRelease, plan_for
 from edgesplit_agent.engine import Engine, Settings
-from edgesplit_agent.remote import Remote
 
 DIGEST = "a" * 64
 CLASS = "pi4"

@@ -17,19 +17,24 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Server
+from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
+from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
+from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
-from edgesplit_agent.remote import Remote
+from edgesplit_agent.foreign import ForeignServers, Trust
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, model_states
@@ -71,6 +76,8 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    foreign: Trust = field(default_factory=Trust)
+    """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
@@ -79,6 +86,9 @@ class AgentSettings:
     """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+    hedge: Hedge = "auto"
+    hedge_budget: float = PART
+    """See `hedging`."""
 
 
 class Agent:
@@ -96,6 +106,7 @@ class Agent:
         self._foreign = ForeignServers(settings.foreign, parse_link(settings.link) if settings.link else None)
         self._engine = Engine(
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
             remote_of=self._foreign.of,
         )  # fmt: skip
         self._endpoint = Endpoint(self._engine, self.status)
@@ -153,6 +164,7 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
+        self._foreign.stop()
         if self._shaped is not None:
             self._shaped.stop()
 
@@ -258,7 +270,6 @@ class Agent:
             return None
         if not self._settings.link:
             return Remote(url, tls)
-        from edgesplit.links import parse_link
         from edgesplit.testing.link import ShapedLink
 
         parts = urlsplit(url if "://" in url else f"https://{url}")
@@ -267,11 +278,3 @@ class Agent:
         self._shaped.start()
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
-
-
-def host_and_port(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
-    return host.strip("[]"), int(port)

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
+from edgesplit.breaker import Breaker
 from edgesplit.plan import Conditions, Link, Row
-from edgesplit_agent.breaker import Breaker
+from edgesplit.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure
 from edgesplit_agent.link_meter import LinkMeter, probe_due
-from edgesplit_agent.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure
 
 log = logging.getLogger(__name__)
 

@@ -35,8 +35,6 @@ class Crew:
     def start(self, work: Work) -> bool:
         """Begin `work` now; False where no thread is to be had."""
         with self._lock:
-            if self._stopped:
-                return False
             if self._idle:
                 self._idle.pop().put(work)
                 return True
@@ -55,7 +53,7 @@ class Crew:
         return True
 
     def stop(self) -> None:
-        """Begin nothing more; threads end when they are done."""
+        """Keep no threads: each ends when its work is done. What is still begun gets one of its own."""
         with self._lock:
             self._stopped = True
             idle, self._idle = self._idle, []

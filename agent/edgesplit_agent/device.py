@@ -63,7 +63,7 @@ class Device:
                 raise
 
         if not self._crew.start(work):
-            raise Busy("as many requests as the device has room for are still with its processor")
+            raise Busy("the device has no thread free for it: its models hang, or it is out of memory")
         try:
             result = done.get(timeout=max(0.0, request.left_s - self._margin_s / 2))
         except queue.Empty:

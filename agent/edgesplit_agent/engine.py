@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from edgesplit import oip, plan
+from edgesplit.breaker import Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Plan, Row
+from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor
 from edgesplit.wishes import NONE, Hedge, Wishes
 from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.cloud import IDLE_PROBE_S, WAKE_UP, Cloud
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device, Live, OwnPart
@@ -30,7 +31,6 @@ from edgesplit_agent.hedging import PART, Ledger
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S
 from edgesplit_agent.processor import Processor
-from edgesplit_agent.remote import Remote
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
 
@@ -244,7 +244,7 @@ class Engine:
             rows = [row for row in release.plan.rows if not row.device]
             try:
                 return self._by(request, lambda now: plan.best(rows, now), cause="device")
-            except LinkError:  # the next-best means is none; what the first one said is the reason
+            except _NoRow:  # what the device said is the reason
                 raise failure.error from None
 
     def _by(self, request: Request, choose: Callable[[Conditions], Row | None], cause: str = "") -> Answer:
@@ -252,7 +252,7 @@ class Engine:
         cloud = self._cloud_of.get(request.release, self._cloud)
         row, now = cloud.decide(choose)
         if row is None:
-            raise LinkError("the plan has no way to answer without the cloud, and the cloud does not answer")
+            raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
         expected = _expected(row, now, cause)
         if row.is_local:
             return finished(request, expected, self._own_part(request, row))
@@ -313,6 +313,10 @@ class Engine:
             self._others = {remote: cloud for remote, cloud in self._others.items() if remote not in unused}
         for cloud in unused.values():
             cloud.stop()
+
+
+class _NoRow(LinkError):
+    """No row is usable now."""
 
 
 class _OwnPartFailed(Exception):

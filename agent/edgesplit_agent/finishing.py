@@ -14,6 +14,7 @@ from time import perf_counter
 from edgesplit import codecs, oip
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, UsageError
 from edgesplit.plan import Conditions
+from edgesplit.remote import RemoteAnswer, RemoteFailure, ask
 from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.emulated import wait_out
@@ -21,12 +22,11 @@ from edgesplit.wishes import Hedge
 from edgesplit_agent.cloud import OVERDUE_S, Cloud
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device
+from edgesplit_agent.foreign import coding_of
 from edgesplit_agent.hedging import Ledger, cost_of, moments, radio_joules, watts_of
 from edgesplit_agent.patience import LEAST_S, tail_s
 from edgesplit_agent.processor import Processor, Withdrawn
 from edgesplit_agent.race import Encoded, Race, TailDone, TailFailed
-from edgesplit_agent.foreign import coding_of
-from edgesplit_agent.remote import RemoteAnswer, RemoteFailure, ask
 from edgesplit_agent.request import Answer, Expected, Request
 
 log = logging.getLogger(__name__)
@@ -149,6 +149,13 @@ class Finishing:
     def _look_up(self, race: Race, cloud: Cloud) -> None:
         """A moment has come."""
         present = perf_counter()
+        if present >= race.by_need:
+            self._begin_tail(race)
+        if present >= race.by_choice:
+            race.by_choice = inf
+            if self._may_hedge(race):
+                self._ledger.count(by_choice=1)
+                self._begin_tail(race)
         if present >= race.doubt_at:
             race.doubt_at = inf
             if race.failure is None:
@@ -159,19 +166,12 @@ class Finishing:
                 cloud.overdue(race.waited_s)
                 if not cloud.breaker.lets_through:
                     self._begin_tail(race)
-        if present >= race.by_need:
-            self._begin_tail(race)
-        if present >= race.by_choice:
-            race.by_choice = inf
-            if self._may_hedge(race):
-                self._ledger.count(by_choice=race.tail_state == "ready")
-                self._begin_tail(race)
 
     def _may_hedge(self, race: Race) -> bool:
         """Whether an early hedge is affordable, and takes nobody's turn."""
         release = race.request.release
         mode = race.request.wishes.hedge or self._hedge
-        if mode == "always" or race.tail_state != "ready":
+        if mode == "always":
             return True
         seconds = tail_s(race.tail or (), release.measured_s, release.plan.slice_s, 1.0)
         if not self._processor.is_wanted and self._ledger.allows(race.request.model, cost_of(seconds, release.plan)):
@@ -300,6 +300,9 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         encode_s=race.encoded.seconds if race else 0.0,
         link_s=cloud.link_s if cloud else 0.0,
         remote_s=cloud.server_s if cloud else 0.0,
+        hop_s=cloud.hop_s if cloud else 0.0,
+        hop_server_s=cloud.hop_server_s if cloud else 0.0,
+        hop_cause=cloud.hop_cause if cloud else "",
         up_bytes=race.encoded.asked.up_bytes if race else 0,
         down_bytes=cloud.down_bytes if cloud else 0,
     )

@@ -22,8 +22,7 @@ from edgesplit import oip
 from edgesplit.errors import UsageError
 from edgesplit.foreign import ForeignServer
 from edgesplit.plan import Link, Plan, Row
-from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.remote import (
+from edgesplit.remote import (
     HEALTH,
     PROBE_BYTES,
     Ask,
@@ -37,6 +36,7 @@ from edgesplit_agent.remote import (
     Wish,
     infer_path,
 )
+from edgesplit_agent.active import ActiveRelease
 
 if TYPE_CHECKING:
     from edgesplit.testing.link import ShapedLink
@@ -178,7 +178,9 @@ class ForeignServers:
     def _make(self, address: str) -> Remote:
         server = ForeignServer.parse(address)
         if not server.tls:
-            log.warning("%s is no TLS: who is on the way reads what is sent there, and can answer in its place", address)
+            log.warning(
+                "%s is no TLS: who is on the way reads what is sent there, and can answer in its place", address
+            )
         tls = self._trust.context() if server.tls else None
         if self._link is None:
             return ForeignRemote(server, tls)

@@ -13,19 +13,22 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
-from edgesplit.links import parse_link, parse_rate
+from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
-from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket, host_and_port
+from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.foreign import Trust
+from edgesplit_agent.hedging import PART
 from edgesplit_agent.room import parse_size
 
 log = logging.getLogger("edgesplit_agent")
@@ -61,6 +64,12 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
     )
     run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    run.add_argument(
+        "--foreign-ca", type=Path, metavar="FILE",
+        help="authority of servers that are not ours, where a release names one (default: the system's)",
+    )  # fmt: skip
+    run.add_argument("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
+    run.add_argument("--foreign-key", type=Path, metavar="FILE", help="its private key")
     run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
     run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
@@ -101,6 +110,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--socket-group", metavar="GROUP", help="its group, in place of the agent's own")
     run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
+    )
+    run.add_argument(
+        "--hedge",
+        default="auto",
+        choices=get_args(Hedge),
+        help="finish a request here too when the cloud takes longer than it deserves (auto), always at once, or only "
+        "when its deadline demands it (never)",
+    )
+    run.add_argument(
+        "--hedge-budget",
+        type=_part,
+        default=PART,
+        metavar="PART",
+        help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone "
+        f"would (default {PART:g})",
     )
     run.add_argument(
         "--die-with-parent",
@@ -149,6 +173,16 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _part(text: str) -> float:
+    try:
+        part = float(text)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: 0 to 1")
+    return part
+
+
 def _span(text: str) -> Span:
     try:
         return parse_span(text)
@@ -173,6 +207,13 @@ def _mode(text: str) -> int:
     if not re.fullmatch(r"0?[0-7]{3}", text) or not int(text, 8) & 0o200:
         raise argparse.ArgumentTypeError(f"{text!r} is no mode that lets the agent's own user in, as 600 or 660")
     return int(text, 8)
+
+
+def _foreign(options: argparse.Namespace) -> Trust:
+    """How foreign servers are met; UsageError at once where the files are no use."""
+    trust = Trust(ca_file=options.foreign_ca, certificate_file=options.foreign_cert, key_file=options.foreign_key)
+    trust.context()
+    return trust
 
 
 def _socket(options: argparse.Namespace) -> LocalSocket:
@@ -222,7 +263,7 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
-                store_quota_bytes=options.store_quota,
+                foreign=_foreign(options), store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Literal
 
 from edgesplit.errors import EdgeError
+from edgesplit.remote import Ask, Call, RemoteAnswer, RemoteFailure
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.remote import Ask, Call, RemoteAnswer, RemoteFailure
 from edgesplit_agent.request import Expected, Request
 
 

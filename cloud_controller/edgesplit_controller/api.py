@@ -24,7 +24,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -207,6 +207,24 @@ class ClaimBody(Body):
     link: str | None = None
     expires_s: int = CLAIM_S
     replace: bool = False
+    gateway: str = Field(default="", max_length=300)
+    """HOST:PORT at which it finishes inferences for others; empty for a device like any other."""
+
+
+class LeadBody(Body):
+    """Through whom devices offload."""
+
+    devices: list[str] = Field(max_length=10_000)
+    gateway: str
+    """A gateway's name, or `none`."""
+    link: str = ""
+    """Theirs from now on."""
+
+
+class GatewayBody(Body):
+    """A gateway's server that wants a certificate."""
+
+    csr_pem: str = Field(max_length=8_192)
 
 
 class EnrolBody(Body):
@@ -346,6 +364,28 @@ def renew(request: Request, body: RenewBody) -> dict[str, Any]:
         Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
         shown_serial=peer.serial if peer else None,
     )
+
+
+@open_routes.post("/gateway/certificate")
+def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
+    """A gateway gets a certificate for its server, over a connection that shows its own."""
+    _not_too_often(request)
+    peer = _shown(request)
+    return _controller(request).gateway_certificate(peer.name, peer.serial, body.csr_pem)
+
+
+@open_routes.post("/gateway/revoked")
+def revoked_for(request: Request) -> Response:
+    """The revocation list, for a gateway's server to go by."""
+    peer = _shown(request)
+    return Response(_controller(request).revoked_for(peer.name, peer.serial), media_type="application/x-pem-file")
+
+
+def _shown(request: Request) -> Peer:
+    peer: Peer | None = request.scope.get(SCOPE)
+    if peer is None:
+        raise Forbidden("this is for gateways, by the certificate that they enrolled with, and none was shown")
+    return peer
 
 
 def _not_too_often(request: Request) -> None:
@@ -550,7 +590,13 @@ def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
         expires_s=body.expires_s,
         replace=body.replace,
     )
-    return _controller(request).claim(wish)
+    return _controller(request).claim(wish, body.gateway)
+
+
+@operator_routes.post("/devices/gateway")
+def lead(request: Request, body: LeadBody) -> dict[str, Any]:
+    """Let devices offload through a gateway, or to the cloud again."""
+    return _controller(request).lead(body.devices, body.gateway, body.link)
 
 
 @operator_routes.get("/devices")

@@ -77,6 +77,13 @@ class Authority:
         certificate = self._leaf(subject, _requested_key(csr_pem), ExtendedKeyUsageOID.CLIENT_AUTH, None)
         return certificate.public_bytes(Encoding.PEM)
 
+    def sign_gateway(self, csr_pem: bytes, name: str) -> bytes:
+        """The certificate (PEM) of that gateway's server, for the key in `csr_pem`: good for its own name and no other,
+        wherever it is reached."""
+        host = names.gateway_host(name)
+        key, purpose = _requested_key(csr_pem), ExtendedKeyUsageOID.SERVER_AUTH
+        return self._leaf(host, key, purpose, _alternative_names([host])).public_bytes(Encoding.PEM)
+
     def recognise(self, certificate_pem: bytes) -> x509.Certificate:
         """A device's certificate that we once issued, expired or not; MalformedMessage for anything else.
 

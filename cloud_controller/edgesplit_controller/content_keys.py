@@ -17,7 +17,7 @@ from cryptography import x509
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.release import Chunk, Golden, Manifest, Sealed, device_slices, remote_slices
+from edgesplit.release import Chunk, Golden, Manifest, Sealed, device_slices, gateway_slices, remote_slices
 from edgesplit.sealed import KEY_BYTES, ContentKey, is_key_of, needed_keys, seal_golden, seal_slice
 from edgesplit.wrapping import check_introduction, wrap
 from edgesplit_controller.database import Device
@@ -71,6 +71,14 @@ class ContentKeys:
         check_can_decrypt([device])
         keys = self.keys_for(manifest, needed_keys(manifest, device_slices(plan, manifest)))
         return wrap(keys, device.encryption_key, device.name, release)
+
+    def wrapped_far(self, gateway: Device, release: str, manifest: Manifest) -> bytes:
+        """The keys of what a gateway runs of a release, wrapped to it; empty where all of it is in clear."""
+        if not manifest.is_encrypted:
+            return b""
+        check_can_decrypt([gateway])
+        keys = self.keys_for(manifest, needed_keys(manifest, gateway_slices(manifest), golden=False))
+        return wrap(keys, gateway.encryption_key, gateway.name, release)
 
 
 def load_or_make_content_keys(path: Path) -> ContentKeys:

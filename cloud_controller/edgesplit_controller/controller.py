@@ -5,7 +5,7 @@ Calls that measure, plan, cut or sign are marked heavy: the API runs them one at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
@@ -17,6 +17,7 @@ from sqlalchemy import select
 
 from edgesplit.errors import TrustError
 from edgesplit.identity import Claim, Enrolled, Renewal, check_renewal
+from edgesplit.links import host_and_port
 from edgesplit.plan import Link
 from edgesplit.release import Manifest
 from edgesplit_controller.blobs import BlobStore
@@ -25,6 +26,7 @@ from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
 from edgesplit_controller.director import Director
 from edgesplit_controller.exporting import Exporting
+from edgesplit_controller.gateways import Gateways, through_by_class
 from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
@@ -43,6 +45,14 @@ class Authority(Protocol):
 
     def sign_request(self, csr_pem: bytes, name: str) -> bytes:
         """A device's certificate."""
+        ...
+
+    def sign_gateway(self, csr_pem: bytes, name: str) -> bytes:
+        """The certificate of a gateway's server."""
+        ...
+
+    def revocation_list(self, serials: Iterable[int]) -> bytes:
+        """Its word on who is not to be believed any more."""
         ...
 
     def recognise(self, certificate_pem: bytes) -> x509.Certificate:
@@ -94,6 +104,7 @@ class Controller:
     planning: Planning
     releasing: Releasing
     devices: Devices
+    gateways: Gateways
     director: Director
     authority: Authority
     tell: Tell
@@ -166,10 +177,13 @@ class Controller:
         """
         model = self.registry.get(reference)
         chosen = self.devices.select(targets)
+        gateways = self.gateways.of([device.name for device in chosen])
+        through = through_by_class(chosen, gateways)
         if wish.encrypt:
-            check_can_decrypt(chosen)
+            check_can_decrypt([*chosen, *gateways.values()])
         by_planner = recut or not (elsewhere or self.signing.signs_releases)
-        digest, manifest = self.releasing.prepare(model, links_by_class(chosen, link), wish, recut=by_planner)
+        links = links_by_class(chosen, link)
+        digest, manifest = self.releasing.prepare(model, links, wish, recut=by_planner, through=through)
         signed_here = by_planner or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not signed_here:
             names = sorted(device.name for device in chosen)
@@ -200,6 +214,7 @@ class Controller:
     ) -> dict[str, Any]:
         names = [device.name for device in chosen]
         number = self.director.deploy(digest, model.ref, names, targets=targets, options=options)
+        self.settle()  # gateways hear of it before the devices behind them
         self.tell.tell(names)
         return {"deployment": number, **_planned(digest, model, sorted(names), manifest)}
 
@@ -217,11 +232,17 @@ class Controller:
 
     # ---- devices ----------------------------------------------------------------------------------------------
 
-    def claim(self, wish: ClaimWish) -> dict[str, Any]:
-        """A one-time claim for a device to come, as the operator carries it there."""
+    def claim(self, wish: ClaimWish, gateway: str = "") -> dict[str, Any]:
+        """A one-time claim for a device to come, as the operator carries it there; with `gateway` for one that others
+        offload through, at that HOST:PORT."""
         device_profile(wish.device_class)
         link_of(wish.link)
+        if gateway:
+            host_and_port(gateway, "gateway")
         token, expires = self.devices.claim(wish)
+        if gateway:
+            self.gateways.appoint(wish.device, gateway)
+            self.settle()
         claim = Claim(
             device=wish.device,
             device_class=wish.device_class,
@@ -242,6 +263,7 @@ class Controller:
             check_introduced(csr_pem, encryption_key, encryption_signature)
         let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request, encryption_key)
         self.director.wrap_anew(let_in.device)
+        self.settle()
         if let_in.replaced:
             self.revocations.publish()
             self.revocations.cut(let_in.device)
@@ -283,11 +305,40 @@ class Controller:
         self.revocations.publish()
         self.revocations.cut(name)
         self.tell.tell([name])
+        self.settle()
         return {"device": name, "state": "revoked"}
+
+    # ---- gateways ---------------------------------------------------------------------------------------------
+
+    def lead(self, targets: Sequence[str], gateway: str, link: str = "") -> dict[str, Any]:
+        """Let devices offload through a gateway, or with `none` to the cloud."""
+        led = self.gateways.lead(self.devices.select(targets), gateway, link)
+        self.settle()
+        return {"devices": led, "gateway": None if gateway == "none" else gateway}
+
+    def gateway_certificate(self, name: str, serial: int, csr_pem: str) -> dict[str, Any]:
+        """A server's certificate for the gateway of that name, whose own certificate has that serial number."""
+        self._check_gateway(name, serial)
+        return {"certificate_pem": self.authority.sign_gateway(csr_pem.encode(), name).decode()}
+
+    def revoked_for(self, name: str, serial: int) -> bytes:
+        """The revocation list (PEM), for a gateway to go by."""
+        self._check_gateway(name, serial)
+        return self.authority.revocation_list(self.devices.revoked_serials())
+
+    def _check_gateway(self, name: str, serial: int) -> None:
+        self.gateways.check_serves(name)
+        if serial in self.devices.revoked_serials():
+            raise Forbidden("this certificate was revoked")
+
+    def settle(self) -> None:
+        """Tell gateways what they keep now, and devices through whom they offload, where that has changed."""
+        if changed := self.director.settle():
+            self.tell.tell(changed)
 
     def all_devices(self) -> list[dict[str, Any]]:
         """Every device, and every claim that is still open for one not seen yet."""
-        there = self.devices.all()
+        there, led = self.devices.all(), self.gateways.of()
         desired, copied, floods = self.director.desired(), self.devices.copied(), self.devices.floods()
         enrolled = [
             shown_device(
@@ -297,6 +348,7 @@ class Controller:
                 copied.get(device.name),
                 floods.get(device.name),
             )
+            | {"gateway": led[device.name].name if device.name in led else None}
             for device in there
         ]
         living = {device.name for device in there if not device.revoked}
@@ -315,7 +367,9 @@ class Controller:
         desired = self.director.desired().get(name, [])
         copied, flood = self.devices.copied().get(name), self.devices.floods().get(name)
         shown = shown_device(device, self.devices.state(device), desired, copied, flood)
-        return {**shown, "plans": self._plans_in_use(device)}
+        led = self.gateways.of([name])
+        through = {"gateway": led[name].name if name in led else None, "serves_at": self.gateways.address(name) or None}
+        return {**shown, **through, "plans": self._plans_in_use(device)}
 
     def _plans_in_use(self, device: Device) -> dict[str, Any]:
         """By model, the table that the device chooses from."""

@@ -218,6 +218,25 @@ class Desired(Table):
     deployment: Mapped[int] = mapped_column(ForeignKey("deployments.id"))
 
 
+class GatewayRow(Table):
+    """A device, enrolled or still to come, that finishes inferences for others."""
+
+    __tablename__ = "gateways"
+
+    device: Mapped[str] = mapped_column(primary_key=True)
+    address: Mapped[str]
+    """HOST:PORT, as devices reach it."""
+
+
+class Behind(Table):
+    """A device that offloads through a gateway."""
+
+    __tablename__ = "behind"
+
+    device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
+    gateway: Mapped[str] = mapped_column(ForeignKey("gateways.device"))
+
+
 class TelemetryRow(Table):
     """One telemetry message; the newest few thousand of each device are kept."""
 

@@ -19,6 +19,7 @@ from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.release import Signed, Statement, Wanted
 from edgesplit_controller.database import Database, Deployment, Desired, Device, record
+from edgesplit_controller.gateways import NoGateways, Tiers
 from edgesplit_controller.refusals import Conflict
 
 Sign = Callable[[Statement], bytes]
@@ -37,8 +38,19 @@ class Director:
     """The director of one installation; `sign` is its key's."""
 
     def __init__(
-        self, database: Database, sign: Sign, *, statement_s: int, now: Callable[[], float], wrap: Wrap = no_keys
+        self,
+        database: Database,
+        sign: Sign,
+        *,
+        statement_s: int,
+        now: Callable[[], float],
+        wrap: Wrap = no_keys,
+        wrap_far: Wrap = no_keys,
+        tiers: Tiers | None = None,
     ) -> None:
+        """`wrap_far`: as `wrap`, for what a gateway runs of a release."""
+        self._wrap_far = wrap_far
+        self._tiers = tiers or NoGateways()
         self._database = database
         self._sign = sign
         self._wrap = wrap
@@ -94,18 +106,34 @@ class Director:
             if device is None or device.revoked or device.statement is None:
                 return False
             wanted = session.scalars(select(Desired).where(Desired.device == name)).all()
-            if not any(self._wrap_if_possible(device, row.release) for row in wanted):
+            kept = self._tiers.kept_by(session, device)
+            keys = [self._wrap_if_possible(device, row.release) for row in wanted]
+            if not any([*keys, *(self._wrap_far_if_possible(device, release) for _, release in kept)]):
                 return False
             self._state(session, device, self._now(), self._wrap_if_possible)
             return True
 
     def _wrap_if_possible(self, device: Device, release: str) -> bytes:
         """Empty where the keys cannot be had: the device may still have them, and one device's trouble is not all's."""
-        try:
-            return self._wrap(device, release)
-        except EdgeError as error:
-            log.error("%s gets no content keys of release %s: %s", device.name, release[:12], error)
-            return b""
+        return _if_possible(self._wrap, device, release)
+
+    def _wrap_far_if_possible(self, device: Device, release: str) -> bytes:
+        return _if_possible(self._wrap_far, device, release)
+
+    def settle(self) -> list[str]:
+        """State anew what gateways keep, and who offloads to whom, where that has changed; the devices concerned,
+        gateways first."""
+        with self._database.write() as session:
+            due = []
+            for device in self._tiers.concerned(session):
+                reached, kept = self._tiers.reached_by(session, device), self._tiers.kept_by(session, device)
+                told = _told(device.statement)
+                if told is None and not kept:
+                    continue
+                if told is None or told.gateway != reached or [(one.model, one.release) for one in told.keeps] != kept:
+                    self._state(session, device, self._now(), self._wrap_if_possible)
+                    due.append((not kept, device.name))
+            return [name for _, name in sorted(due)]
 
     def restate(self, *, signed_by: Collection[str] | None = None) -> list[str]:
         """State anew what every device was told, after the keys changed; the devices concerned.
@@ -151,6 +179,11 @@ class Director:
             ),
             counter=device.counter,
             expires=int(device.statement_expires),
+            gateway=self._tiers.reached_by(session, device),
+            keeps=tuple(
+                Wanted(model, release, now=True, keys=self._wrap_far_if_possible(device, release))
+                for model, release in self._tiers.kept_by(session, device)
+            ),
         )
         signed = device.statement = self._sign(statement)
         if len(signed) > LIMITS.message_bytes:
@@ -158,6 +191,21 @@ class Director:
                 f"what {device.name} shall run takes a statement of {len(signed)} bytes, at most"
                 f" {LIMITS.message_bytes}: too many content keys; deploy fewer encrypted models to it, or fewer cuts"
             )
+
+
+def _if_possible(wrap: Wrap, device: Device, release: str) -> bytes:
+    try:
+        return wrap(device, release)
+    except EdgeError as error:
+        log.error("%s gets no content keys of release %s: %s", device.name, release[:12], error)
+        return b""
+
+
+def _told(statement: bytes | None) -> Statement | None:
+    """What a device was told last; None where that is nothing."""
+    if not statement:
+        return None
+    return messages.decode(messages.decode(statement, Signed).payload, Statement)
 
 
 def _signers(statement: bytes) -> set[str]:

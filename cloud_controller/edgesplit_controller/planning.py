@@ -30,10 +30,12 @@ from edgesplit_partitioner.measure import Samples, measure_input, measure_layers
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
 from edgesplit_partitioner.measure_slices import Cuts, Whole, believed, corrected, measured_whole
 from edgesplit_partitioner.side_limits import as_limits, check_first
-from edgesplit_partitioner.slicing import atoms, cut_slices
+from edgesplit_partitioner.slicing import atoms, cut_sets, cut_slices
 from edgesplit_partitioner.trace import LayerTime
 
 TIERS = "device-cloud"
+EDGE = "edge"
+"""The tier of a gateway."""
 HERE = "cloud"
 """The tier that this machine's times stand for."""
 ASSUMED_LINK = "wifi"
@@ -50,7 +52,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator asks of a plan."""
 
     partition: str = "auto"
-    """`auto`, `device`, `cloud`, or the last layer on the device."""
+    """`auto`, `device`, `edge` (all on the gateway), `cloud`, or the last layer on the device."""
     limits: dict[str, Any] = {}
     codecs: tuple[str, ...] | None = None
     objective: str | dict[str, float] = "latency"
@@ -76,7 +78,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             return dict(self.limits)
         if "force" in self.limits or "force_after" in self.limits:
             raise UsageError("give a partition or force a cut by a limit, not both")
-        key = "force" if self.partition in ("device", "cloud") else "force_after"
+        key = "force" if self.partition in ("device", EDGE, "cloud") else "force_after"
         return {**self.limits, key: self.partition}
 
     def as_options(self) -> dict[str, Any]:
@@ -89,6 +91,16 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             "encrypt": self.encrypt,
             **({"offload": self.offload} if self.offload else {}),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """The gateway by which a class of devices reaches this machine."""
+
+    device_class: str
+    """Its own."""
+    uplink: Link
+    """From it to this machine."""
 
 
 class Measure(Protocol):
@@ -213,40 +225,41 @@ class Planning:
             model_format=loaded.prepared.format,
         )
         if whole:
-            costs = self._checked(model, costs, parse_link(ASSUMED_LINK), Wish())
+            costs = self._checked(model, costs, links_through(parse_link(ASSUMED_LINK)), Wish())
         for name, beyond in further.items():
             costs = with_tier(costs, loaded.graph, name, beyond, loaded.prepared.format)
         return costs
 
-    def plan(self, model: Model, device_class: str, link: Link, wish: Wish) -> Plan:
-        """The plan of one model for one device class and link."""
-        costs, wish = self._asked(model, device_class, link, wish)
-        return plan(costs, {TIERS: link}, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
+    def plan(self, model: Model, device_class: str, link: Link, wish: Wish, through: Through | None = None) -> Plan:
+        """The plan of one model for one device class and its first link: to this machine, or to the gateway. A server
+        that is not ours is reached directly."""
+        through = None if wish.server else through
+        tiers = {EDGE: through.device_class} if through else {}
+        links = links_through(link, through)
+        costs, wish = self._asked(model, self.costs(model, device_class, lossy=wish.lossy, tiers=tiers), links, wish)
+        return plan(costs, links, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
 
-    def _asked(self, model: Model, device_class: str, link: Link, wish: Wish) -> tuple[Costs, Wish]:
+    def _asked(self, model: Model, costs: Costs, links: Mapping[str, Link], wish: Wish) -> tuple[Costs, Wish]:
         """The costs that the wish is planned with, and the wish as the server that finishes leaves it possible."""
-        costs = self.costs(model, device_class, lossy=wish.lossy)
         if wish.server is not None:
             costs = foreign_costs(costs, wish.server)
             limits = possible(wish.planner_limits(), costs)
             wish = msgspec.structs.replace(wish, partition="auto", limits=limits)
-        return self._checked(model, costs, link, wish), wish
+        return self._checked(model, costs, links, wish), wish
 
     def describe(self, model: Model, device_class: str, link_text: str, wish: Wish) -> dict[str, Any]:
         """The same for people: candidates, ranges, certificate."""
         link = parse_link(link_text or ASSUMED_LINK)
-        costs, wish = self._asked(model, device_class, link, wish)
+        costs, wish = self._asked(model, self.costs(model, device_class, lossy=wish.lossy), links_through(link), wish)
         return describe(costs, link, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
 
-    def _checked(self, model: Model, costs: Costs, link: Link, wish: Wish) -> Costs:
+    def _checked(self, model: Model, costs: Costs, links: Mapping[str, Link], wish: Wish) -> Costs:
         """The costs with this machine's seconds as the slices of the plan take whole; where that changes the plan,
         those of the new plan count."""
         check_first(costs, as_limits(wish.planner_limits()))
 
         def cuts_of(one: Costs) -> Cuts:
-            return _cuts(
-                plan(one, {TIERS: link}, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
-            )
+            return _cuts(plan(one, links, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs))
 
         return believed(costs, HERE, cuts_of, lambda cuts: self._whole_factor(model, cuts))
 
@@ -316,7 +329,7 @@ class Planning:
 
 
 def _cuts(made: Plan) -> Cuts:
-    return tuple(frozenset(row.layers) for row in made.table.rows)
+    return cut_sets(made.table)
 
 
 def _medians(times: Mapping[str, LayerTime]) -> dict[str, float]:
@@ -347,6 +360,13 @@ def device_profile(name: str) -> DeviceProfile:
     if name not in list_profiles():
         raise unknown("device profile", name, list_profiles())
     return load_profile(name)
+
+
+def links_through(link: Link, through: Through | None = None) -> dict[str, Link]:
+    """The links of a plan, by the tiers that they join."""
+    if through is None:
+        return {TIERS: link}
+    return {f"device-{EDGE}": link, f"{EDGE}-{HERE}": through.uplink}
 
 
 def link_of(*texts: str) -> Link:

@@ -23,7 +23,7 @@ from edgesplit.anatomy import anatomy_file, decode_anatomy, encode_anatomy
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, TrustError, UsageError
 from edgesplit.key_file import write_keys
 from edgesplit.limits import LIMITS
-from edgesplit.names import sha256_hex
+from edgesplit.names import ModelRef, sha256_hex
 from edgesplit.plan import Link, Plan
 from edgesplit.recut import check_recut
 from edgesplit.release import (
@@ -42,13 +42,13 @@ from edgesplit_controller.blobs import BlobLost, BlobStore
 from edgesplit_controller.content_keys import ContentKeys
 from edgesplit_controller.database import Database, Model, Release, record
 from edgesplit_controller.golden import GoldenPair, golden_pairs
-from edgesplit_controller.planning import Planning, Wish, device_profile
+from edgesplit_controller.planning import Planning, Through, Wish, device_profile
 from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
 from edgesplit_controller.repository import RELEASE_KEY_ELSEWHERE
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_slices
+from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_sets, cut_slices
 
 REMEMBERED = 8
 """Releases whose manifest is kept in memory."""
@@ -123,10 +123,17 @@ class Releasing:
         self._lock = threading.Lock()
 
     def prepare(
-        self, model: Model, links: Mapping[str, Link], wish: Wish, *, recut: bool = False
+        self,
+        model: Model,
+        links: Mapping[str, Link],
+        wish: Wish,
+        *,
+        recut: bool = False,
+        through: Mapping[str, Through] | None = None,
     ) -> tuple[str, Manifest]:
-        """The release of `model` for these device classes (each with the link it is planned for), to be signed: with
-        `recut` by the planner, as another cut of the model's newest release.
+        """The release of `model` for these device classes (each with the first link that it is planned for, and the
+        gateway at its end, if there is one), to be signed: with `recut` by the planner, as another cut of the model's
+        newest release.
 
         Everything that a device or the offload server may ask for is kept; nothing is known of it yet. UsageError where
         there is no release to cut anew.
@@ -139,7 +146,8 @@ class Releasing:
             )
         loaded = self._registry.load(model)
         planned = {
-            device_class: self._planning.plan(model, device_class, link, wish) for device_class, link in links.items()
+            device_class: self._planning.plan(model, device_class, link, wish, (through or {}).get(device_class))
+            for device_class, link in links.items()
         }
         tables = {
             device_class: msgspec.structs.replace(one.table, offload=wish.offload)
@@ -233,6 +241,14 @@ class Releasing:
         """The manifest of a release, None for one that is not known."""
         found = self._known(digest)
         return found[0] if found else None
+
+    def split_by_gateway(self, digest: str) -> str:
+        """The model's name, where some plan of that release has a tier between device and cloud; empty for any other,
+        and for a release that is not known."""
+        manifest = self.find(digest)
+        if manifest is None or not any(plan.has_gateway for plan in manifest.plans.values()):
+            return ""
+        return ModelRef.parse(manifest.model).name
 
     def chunks_of(self, digest: str) -> tuple[str, ...]:
         """The chunks of a release in the order in which devices count them; none for a release that is not known."""
@@ -340,7 +356,7 @@ def signature(manifest: Manifest) -> dict[str, str]:
 
 def fits(table: Plan, slices: Iterable[Slice]) -> bool:
     """Is every row of the table (in layers) a union of these slices?"""
-    rows = [frozenset(row.layers) for row in table.rows]
+    rows = cut_sets(table)
     return all(row.issuperset(one.layers) or row.isdisjoint(one.layers) for one in slices for row in rows)
 
 
@@ -353,8 +369,8 @@ def anatomy_of(loaded: LoadedModel) -> bytes:
 
 def cut_for(loaded: LoadedModel, tables: Iterable[Plan]) -> list[CutSlice]:
     """Slices of which every row of every table is a union."""
-    device_sets = {frozenset(row.layers) for table in tables for row in table.rows}
-    pieces = atoms(loaded.graph, sorted(device_sets, key=lambda layers: (len(layers), sorted(layers))))
+    sets = {one for table in tables for one in cut_sets(table)}
+    pieces = atoms(loaded.graph, sorted(sets, key=lambda layers: (len(layers), sorted(layers))))
     return cut_slices(loaded.prepared, loaded.graph, pieces, loaded.spec)
 
 

@@ -61,6 +61,7 @@ def shown_device(
         "acted_upon": reported.get("counter"),
         "desired": [{"model": row.model, "release": row.release, "deployment": row.deployment} for row in desired],
         "models": list(reported.get("models", [])),
+        "kept": list(reported.get("kept", [])),
         "safe_mode": reported.get("safe_mode", ""),
         "trouble": reported.get("trouble", ""),
         "telemetry": device.telemetry,

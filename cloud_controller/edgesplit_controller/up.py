@@ -32,6 +32,7 @@ import uvicorn
 
 import edgesplit
 from edgesplit import messages
+from edgesplit.children import Child
 from edgesplit.durable import write_durably
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
@@ -41,7 +42,6 @@ from edgesplit_controller.api import OPERATOR, Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
-from edgesplit_controller.children import Child
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.database import Database, Device
@@ -49,6 +49,7 @@ from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
 from edgesplit_controller.exporting import Exporting
+from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
@@ -183,7 +184,14 @@ def _assemble(
             revocations.publish()
             revocations.cut(device)
 
-    director = Director(database, repository.sign_statement, statement_s=settings.statement_s, now=now, wrap=wrapped)
+    def wrapped_far(gateway: Device, release: str) -> bytes:
+        return content_keys.wrapped_far(gateway, release, releasing.manifest(release))
+
+    gateways = Gateways(database, now=now, split_of=releasing.split_by_gateway)
+    director = Director(
+        database, repository.sign_statement,
+        statement_s=settings.statement_s, now=now, wrap=wrapped, wrap_far=wrapped_far, tiers=gateways,
+    )  # fmt: skip
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -211,6 +219,7 @@ def _assemble(
         planning=planning,
         releasing=releasing,
         devices=devices,
+        gateways=gateways,
         director=director,
         authority=authority,
         tell=delivery,
@@ -343,6 +352,7 @@ def _tended(
                     delivery.tell(renewed)
                 if controller.devices.end_holds():
                     revocations.publish()
+                controller.settle()
             except EdgeError as error:
                 log.error("could not renew what grows old: %s", error)
             except Exception:

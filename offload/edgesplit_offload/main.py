@@ -15,6 +15,9 @@ from pathlib import Path
 
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
+from edgesplit.links import host_and_port
+from edgesplit.remote import Remote
+from edgesplit_offload.onward import WAITING, Onward
 from edgesplit_offload.server import OffloadServer
 
 DEFAULT_PORT = 8500
@@ -46,6 +49,7 @@ def serve(options: argparse.Namespace) -> None:
         port=options.port,
         tls=_tls(options),
         revoked=_revoked(options),
+        onward=_onward(options),
     )
     server.start()
     print(f"offload: listening on {server.url}", flush=True)
@@ -62,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--key", type=Path, help="its private key (PEM)")
     add("--ca", type=Path, help="the authority that devices' certificates must come from (PEM)")
     add("--revoked", type=Path, help="the authority's revocation list (PEM), read again when it changes; with --ca")
+    add("--onward", metavar="URL", help="of a gateway: the offload server of the next tier")
+    add("--onward-cert", type=Path, help="the certificate that it is shown (PEM); with --onward-key and --ca")
+    add("--onward-key", type=Path, help="its private key (PEM)")
+    add("--onward-via", metavar="HOST:PORT", help="connect to it there, and still expect the name in the URL")
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
@@ -106,6 +114,22 @@ def _revoked(options: argparse.Namespace) -> Container[object]:
     from edgesplit_offload.revoked import Revoked
 
     return Revoked(options.revoked, options.ca)
+
+
+def _onward(options: argparse.Namespace) -> Onward | None:
+    """The next tier, over mutual TLS unless its URL says http."""
+    if not options.onward:
+        return None
+    files = (options.onward_key, options.onward_cert, options.ca)
+    if not all(files) and not options.onward.startswith("http://"):
+        raise UsageError("--onward needs --onward-cert, --onward-key and --ca: the next tier asks who we are")
+    tls = None
+    if all(files):
+        from edgesplit.identity import Credentials
+
+        tls = Credentials(*files).client_context()
+    via = host_and_port(options.onward_via, "server") if options.onward_via else None
+    return Onward(Remote(options.onward, tls, via=via, idle=WAITING))
 
 
 if __name__ == "__main__":

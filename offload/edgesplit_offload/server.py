@@ -10,10 +10,11 @@ processes. tests/conformance runs Triton's own client against it.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import ssl
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from time import monotonic, perf_counter
 
@@ -23,8 +24,11 @@ from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
 from edgesplit.runtime import Runtime, Tensor, execute
 from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, deadline_left_s
 from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
 from edgesplit_offload.turns import Turns
+
+log = logging.getLogger(__name__)
 
 SECONDS_HEADER = "edgesplit-seconds"
 LOAD_HEADER = "edgesplit-load"
@@ -66,8 +70,11 @@ class OffloadServer:
         at_once: int | None = None,
         waiting: int | None = None,
         revoked: Container[object] = frozenset(),
+        onward: Onward | None = None,
     ) -> None:
+        """`onward`: of a gateway, the next tier."""
         self._revoked = revoked
+        self._onward = onward
         runs = at_once or os.cpu_count() or 1
         self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat())
         self._turns = Turns(runs, 8 * runs if waiting is None else waiting)
@@ -97,6 +104,8 @@ class OffloadServer:
     def stop(self, drain_s: float = 5.0) -> None:
         """Accept no more, finish what runs, close."""
         self._server.stop(drain_s)
+        if self._onward is not None:
+            self._onward.close()
 
     def _answer(self, request: Request) -> Response:
         """The response, with what it took in here and how loaded that is."""
@@ -125,7 +134,20 @@ class OffloadServer:
             return _not_allowed(method)
         if found["version"] not in (None, VERSION):
             raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
+        if verb == "/infer" and self._onward is not None:
+            return self._infer_or_relay(request, found["model"], self._onward)
         return self._of_model(request, self._shelf.model(found["model"]), verb)
+
+    def _infer_or_relay(self, request: Request, name: str, onward: Onward) -> Response:
+        """A gateway's answer: by itself, by itself and the next tier, or the next tier's as it is."""
+        try:
+            model = self._shelf.model(name)
+            if model.through_gateway:
+                return self._infer(request, model)
+        except NOT_HERE as error:
+            log.info("%s is relayed: %s", name[:200], error)
+        body = decoded(request.body, request.headers.get("content-encoding", ""))
+        return onward.relay(request, deadline_left_s(request, body))
 
     def _of_model(self, request: Request, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/infer":
@@ -146,13 +168,24 @@ class OffloadServer:
         oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
         patience_s = oip.timeout_s(asked.parameters)
         deadline = None if patience_s is None else arrived + patience_s
-        with self._turns.take(deadline, request.closed):
-            outputs = _run(model, inputs, asked.outputs)
+        finished = self._finish(model, Asked(asked.id, inputs, deadline, request.closed))
+        outputs = oip.pick_outputs(finished.outputs, asked.outputs)
         answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
         buffers, length = oip.encode_response(answer, asked.binary_outputs)
-        if length is None:
-            return Response(200, {"content-type": "application/json"}, buffers)
-        return Response(200, {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length)}, buffers)
+        kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
+        sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
+        return Response(200, {**kind, **sized, **finished.headers}, buffers)
+
+    def _finish(self, model: RemoteModel, asked: Asked) -> Finished:
+        """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""
+
+        def run(part: RemoteModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            with self._turns.take(asked.deadline, asked.is_gone):
+                return _run(part, inputs)
+
+        if self._onward is not None and model.row.hops:
+            return self._onward.finish(model, asked, run)
+        return Finished(run(model, asked.inputs), {})
 
     def _index(self, _: Request) -> Response:
         """Triton's model repository index: the models that can be run now."""
@@ -160,10 +193,10 @@ class OffloadServer:
         return json_response(200, entries)
 
 
-def _run(model: RemoteModel, inputs: Mapping[str, Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
-    """The outputs asked for, by the row's far slices."""
+def _run(model: RemoteModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The row's answers, by its far slices."""
     live = execute(model.programs(), model.row.remote, inputs)
-    return oip.pick_outputs({name: live[name] for name in model.row.receives}, wanted)
+    return {name: live[name] for name in model.row.receives}
 
 
 def _not_allowed(method: str) -> Response:

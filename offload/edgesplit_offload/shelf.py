@@ -60,6 +60,8 @@ class RemoteModel:
     inputs: tuple[TensorSpec, ...]
     """As its slices take them: what travels is `wire_inputs`."""
     outputs: tuple[TensorSpec, ...]
+    through_gateway: bool
+    """Its plan knows a tier between device and cloud."""
     _shared: _Opened
 
     @property
@@ -69,6 +71,11 @@ class RemoteModel:
         return tuple(
             one for spec in self.inputs for one in codecs.wire_specs(spec, codec_of.get(spec.name, codecs.RAW))
         )
+
+    def part(self, row: Row) -> RemoteModel:
+        """A half of this row, by the name under which the next tier is asked for it."""
+        digest, device_class, _ = oip.parse_remote_name(self.name)
+        return _as_model(oip.remote_name(digest, device_class, row.name), row, self._shared, self.through_gateway)
 
     def programs(self) -> Mapping[str, Program]:
         """Its slices, loaded now where they were not."""
@@ -117,12 +124,13 @@ class Shelf:
         except MalformedMessage as error:
             raise NotFound(f"unknown model: {error}") from error
         try:
-            row = opened.release.manifest.plans[device_class].row(row_name)
+            plan = opened.release.manifest.plans[device_class]
+            row = plan.row(row_name)
         except KeyError as error:
             raise NotFound(
                 f"release {digest[:12]} has no row {row_name!r} for device class {device_class!r}"
             ) from error
-        return _as_model(name, row, opened)
+        return _as_model(name, row, opened, plan.has_gateway)
 
     def model_names(self) -> list[str]:
         """Names of all models of the releases that are open."""
@@ -168,7 +176,7 @@ class Shelf:
                 log.info("let go of release %s", gone[:12])
 
 
-def _as_model(name: str, row: Row, opened: _Opened) -> RemoteModel:
+def _as_model(name: str, row: Row, opened: _Opened, through_gateway: bool) -> RemoteModel:
     """The row's far half; ModelRefused where this server cannot run it."""
     if row.is_local:
         raise NotFound(f"row {row.name!r} has no far half")
@@ -180,7 +188,7 @@ def _as_model(name: str, row: Row, opened: _Opened) -> RemoteModel:
         outputs = tuple(specs[tensor] for tensor in row.receives)
     except KeyError as error:
         raise ModelRefused(f"row {row.name!r} names the tensor {error}, which no slice has") from error
-    return RemoteModel(name, row, inputs, outputs, opened)
+    return RemoteModel(name, row, inputs, outputs, through_gateway, opened)
 
 
 def _specs(manifest: Manifest) -> dict[str, TensorSpec]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from edgesplit.plan import Power
 from edgesplit_partitioner import tariffs
 from edgesplit_partitioner.program import Cap, MemoryUse
-from edgesplit_partitioner.side_limits import Limits, check_layer
+from edgesplit_partitioner.side_limits import Limits, check_layer, up_to
 from edgesplit_partitioner.tariffs import Ints, Question
 
 WARM = "fallback=warm"
@@ -93,7 +93,11 @@ def _forced(question: Question, limits: Limits) -> Demand:
     for position in range(len(layers) - 1, -1, -1):
         here[position] = layers[position].name == last or not needed.isdisjoint(layers[position].writes)
         needed.update(layers[position].reads if here[position] else ())
-    return Demand(name, "force", lowest=np.where(here, 0, 1).astype(np.intp), highest=_held(question, here))
+    lowest, highest = np.where(here, 0, 1).astype(np.intp), _held(question, here)
+    if limits.edge_after:
+        near = up_to(question.costs, limits, tiers)
+        lowest, highest = np.where(here | near, lowest, 2), np.where(near, np.minimum(highest, 1), highest)
+    return Demand(name, "force", lowest=lowest, highest=highest)
 
 
 def _caps(question: Question, limits: Limits, power: Power) -> Iterable[Demand]:

@@ -145,6 +145,7 @@ class Plan:
             power=self._search.power if objective.energy else None,
             regret=self.regret if self._sampled else 0.0,
             factors={"server_load": LOADS[-1], "device_slowdown": SLOWDOWNS[-1]} if self._sampled else {},
+            tiers=self.tiers if len(self.tiers) > 2 else (),
         )
 
     @cached_property

@@ -33,6 +33,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """`auto`; or `device` or `cloud`, everything there; or a layer's name, the same as `force_after`."""
     force_after: str = ""
     """Exactly this layer and all it depends on run on the device, the rest remotely."""
+    edge_after: str = ""
+    """With `force_after`, of what runs remotely: exactly this layer and all it depends on run on the next tier, and the
+    rest beyond it."""
     fallback: Fallback = "warm"
     """`none` leaves all-local out of the table unless it is best at some bandwidth. `warm` keeps the weights of the
     whole model on the device, and `memory_bytes` counts them."""
@@ -81,6 +84,8 @@ def as_limits(given: Limits | Mapping[str, Any] | None) -> Limits:
         raise UsageError(f"limits: {endless[0]} must be a number; leave it out where there is no limit")
     if limits.force != "auto" and limits.force_after:
         raise UsageError(f"limits: give force={limits.force} or force_after={limits.force_after}, not both")
+    if limits.edge_after and not limits.force_after:
+        raise UsageError(f"limits: edge_after={limits.edge_after} needs force_after, the last layer on the device")
     return limits
 
 
@@ -206,6 +211,15 @@ def check_first(costs: Costs, limits: Limits) -> None:
         raise UsageError(
             f"keep_first={limits.keep_first}: {costs.model} has {len(costs.layers)} layers; force=device keeps them all"
         )
+
+
+def up_to(costs: Costs, limits: Limits, tiers: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    """By layer: does `edge_after` hold it no further than the tier after the device?"""
+    label = f"edge_after={limits.edge_after}"
+    if len(tiers) < 3:
+        raise UsageError(f"limits: {label}: the plan has no tier between {tiers[0]} and {tiers[-1]}")
+    check_layer(costs, limits.edge_after, label)
+    return np.array([bool(why) for why in _closed(costs, {limits.edge_after: label}, {}).device], dtype=np.bool_)
 
 
 def _first(columns: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

@@ -159,16 +159,34 @@ def as_release_plan(table: Plan, slices: Sequence[CutSlice], slice_seconds: Mapp
 def _release_row(row: Row, slices: Sequence[Slice]) -> Row:
     here = set(row.layers)
     device = tuple(one.name for one in slices if here.issuperset(one.layers))
-    remote = tuple(one.name for one in slices if here.isdisjoint(one.layers))
-    if len(device) + len(remote) != len(slices):
+    remote = _beyond(row, row.sends, here, slices)
+    hops = tuple(
+        msgspec.structs.replace(hop, remote=_beyond(row, hop.sends, before, slices))
+        for hop, before in zip(row.hops, _layers_before(row), strict=True)
+    )
+    return msgspec.structs.replace(row, device=device, remote=remote, hops=hops, layers=())
+
+
+def cut_sets(table: Plan) -> tuple[frozenset[str], ...]:
+    """For each link of each row the layers before it, each set once: what slices are cut for."""
+    sets = (one for row in table.rows for one in (frozenset(row.layers), *map(frozenset, _layers_before(row))))
+    return tuple(dict.fromkeys(sets))
+
+
+def _layers_before(row: Row) -> list[set[str]]:
+    """By further link, the layers of a row that run before it."""
+    return [{*row.layers, *row.remote} - set(hop.remote) for hop in row.hops]
+
+
+def _beyond(row: Row, sends: Sequence[str], here: Collection[str], slices: Sequence[Slice]) -> tuple[str, ...]:
+    """The slices beyond a link before which the layers `here` run. What it carries is what they take from outside, else
+    the plan is not of this model."""
+    inside = set(here)
+    remote = [one for one in slices if inside.isdisjoint(one.layers)]
+    if any(not inside.isdisjoint(one.layers) and not inside.issuperset(one.layers) for one in slices):
         raise UsageError(f"row {row.name!r} divides a slice: these slices were cut for another table")
-    _check_sends(row, [one for one in slices if one.name in remote])
-    return msgspec.structs.replace(row, device=device, remote=remote, layers=())
-
-
-def _check_sends(row: Row, remote: Sequence[Slice]) -> None:
-    """What the row sends is what its remote slices take from outside; else the plan is not of this model."""
     made = {one.name for slice_ in remote for one in slice_.outputs}
     needed = {one.name for slice_ in remote for one in slice_.inputs} - made
-    if needed != set(row.sends):
-        raise UsageError(f"row {row.name!r} sends {sorted(row.sends)}, but its remote slices take {sorted(needed)}")
+    if needed != set(sends):
+        raise UsageError(f"row {row.name!r} sends {sorted(sends)}, but its remote slices take {sorted(needed)}")
+    return tuple(one.name for one in remote)

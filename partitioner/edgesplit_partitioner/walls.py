@@ -16,7 +16,7 @@ import numpy as np
 from edgesplit.errors import InfeasibleLimits
 from edgesplit_partitioner.costs import Costs, LayerCost
 from edgesplit_partitioner.mincut import Mask
-from edgesplit_partitioner.side_limits import Limits, sides
+from edgesplit_partitioner.side_limits import Limits, sides, up_to
 
 
 def allowed(costs: Costs, limits: Limits, tiers: tuple[str, ...], *, force: bool = True) -> Mask:
@@ -47,12 +47,12 @@ def _reliefs(costs: Costs, limits: Limits, tiers: tuple[str, ...]) -> Iterator[s
         yield f"keep_first={fewest}"
     if limits.keep_raw_input and possible(keep_raw_input=False):
         yield "no keep_raw_input"
-    if limits.forced and possible(force="auto", force_after=""):
+    if limits.forced and possible(force="auto", force_after="", edge_after=""):
         yield f"no {limits.force_label}"
 
 
 def _unforced(limits: Limits) -> Limits:
-    return msgspec.structs.replace(limits, force="auto", force_after="")
+    return msgspec.structs.replace(limits, force="auto", force_after="", edge_after="")
 
 
 def _allowed(costs: Costs, limits: Limits, tiers: tuple[str, ...], *, force: bool = True) -> Mask:
@@ -74,6 +74,10 @@ def _allowed(costs: Costs, limits: Limits, tiers: tuple[str, ...], *, force: boo
         may[1:] &= np.array([[tier in (one.tiers or one.seconds) for one in costs.layers] for tier in further])
     if target and force:
         may[[tier != target for tier in tiers]] = False
+    if limits.edge_after and force:
+        near = up_to(costs, limits, tiers)
+        may[1] &= near
+        may[2:] &= ~near
     _check(costs, may, tiers)
     return may
 

@@ -98,3 +98,11 @@ def _unreadable(text: str) -> UsageError:
 
 def _megabit_text(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8 / 1e6:.6g}mbit"
+
+
+def host_and_port(text: str, what: str) -> tuple[str, int]:
+    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
+    return host.strip("[]"), int(port)

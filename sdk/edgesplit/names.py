@@ -25,6 +25,12 @@ def device_name(raw: str) -> str:
     return raw
 
 
+def gateway_host(device: str) -> str:
+    """The name by which the server of the gateway `device` is known: its certificate carries it and no address, so that
+    the gateway may move, and can play neither the cloud nor another gateway."""
+    return f"{device_name(device)}.gateway.edgesplit"
+
+
 def model_name(raw: str) -> str:
     """`raw` if it can name a model, else UsageError."""
     if not MODEL.fullmatch(raw):

@@ -16,6 +16,8 @@ Fallback = Literal["warm", "cold", "none"]
 
 LOCAL = "local"
 REMOTE = "remote"
+BEYOND = "~"
+"""Between a row's name and the number of the further link beyond which its far half is meant, as in `cut-1~1`."""
 _DEAD = 1e-250
 """Bytes per second of a link whose rate is 0: its seconds are beyond all others, and still a number."""
 
@@ -99,6 +101,43 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return not self.remote
 
 
+def near_half(row: Row) -> Row:
+    """What the tier beyond the first link does itself of a row with hops: from what comes up to what goes on up, and
+    the answers that are ready there."""
+    hop = row.hops[0]
+    further = set(hop.remote)
+    made_here = [tensor for tensor in hop.sends if tensor not in row.sends]
+    ready = [answer for answer in row.receives if answer not in hop.receives]
+    return msgspec.structs.replace(
+        row,
+        remote=tuple(name for name in row.remote if name not in further),
+        receives=tuple(dict.fromkeys((*made_here, *ready))),
+        hops=(),
+    )
+
+
+def far_half(row: Row) -> Row:
+    """What is left of a row with hops for the tiers beyond its next link, as a row of its own: what that link's lower
+    end asks the upper one for."""
+    hop = row.hops[0]
+    whole, _, link = row.name.partition(BEYOND)
+    return Row(
+        name=f"{whole}{BEYOND}{int(link or '0') + 1}",
+        device=(*row.device, *near_half(row).remote),
+        remote=hop.remote,
+        sends=hop.sends,
+        receives=hop.receives,
+        codecs=hop.codecs,
+        compress=hop.compress,
+        encode_s=hop.encode_s,
+        up_bytes=hop.up_bytes,
+        down_bytes=hop.down_bytes,
+        decode_s=hop.decode_s,
+        remote_s=hop.seconds,
+        hops=row.hops[1:],
+    )
+
+
 class Power(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the device draws, reduced to what the energy of a row needs."""
 
@@ -153,13 +192,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loads and device slow-downs that `factors` names. At load 1 and slow-down 1 it is 0 at every bandwidth."""
     factors: dict[str, float] = {}
     """Largest sampled `server_load` and `device_slowdown`. Empty: none was sampled."""
+    tiers: tuple[str, ...] = ()
+    """From the device outwards, where there are more than device and cloud."""
 
     def row(self, name: str) -> Row:
-        """The row of that name; KeyError if there is none."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(name)
+        """The row of that name, or of `NAME~K` its far half beyond its K-th further link; KeyError if there is none."""
+        whole, beyond, link = name.partition(BEYOND)
+        found = next((row for row in self.rows if row.name == whole), None)
+        if found is None or (beyond and link not in map(str, range(1, len(found.hops) + 1))):
+            raise KeyError(name)
+        for _ in range(int(link or "0")):
+            found = far_half(found)
+        return found
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether there is a tier between device and cloud."""
+        return len(self.tiers) > 2
 
     @property
     def local(self) -> Row | None:

@@ -20,7 +20,7 @@ from edgesplit.codecs import LOSSY
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.onnx_wire import SliceGraph, read_graph, read_pointer, sparse_name, tensor_name
-from edgesplit.plan import Plan, Row
+from edgesplit.plan import Plan, Row, far_half
 from edgesplit.release import Manifest, Slice, SliceFile
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
@@ -188,6 +188,8 @@ def _check_row(row: Row, recut: Manifest) -> None:
     given = {spec.name for spec in recut.inputs}
     if not {spec.name for one in here for spec in one.inputs} <= made_here | given:
         raise TrustError(f"row {row.name!r} of a recut needs on the device what is computed elsewhere")
+    if row.hops:
+        _check_row(far_half(row), recut)
 
 
 # Slices, by their files

@@ -16,7 +16,7 @@ from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.foreign import ForeignServer
 from edgesplit.inputs import InputSpec
 from edgesplit.limits import LIMITS
-from edgesplit.plan import Plan
+from edgesplit.plan import Plan, Row
 
 FORMAT: Final = "edgesplit.release/1"
 SliceFormat = Literal["input", "onnx", "tflite"]
@@ -193,7 +193,16 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     for this device's eyes only (`edgesplit.wrapping`)."""
 
 
-class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Through whom a device reaches every tier beyond its first link."""
+
+    device: str
+    """The gateway's own name: its server's certificate says `gateway_host` of it."""
+    address: str
+    """HOST:PORT, as this device reaches it."""
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The director's word on what one device shall run. Signed by the director key; newest counter wins."""
 
     device: str
@@ -202,6 +211,10 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Strictly grows; at least the Unix time at which it was made, so a restored backup never goes back."""
     expires: int
     """Unix seconds after which the statement installs nothing new."""
+    gateway: Gateway | None = None
+    """Whom it offloads to; None: the cloud's offload server."""
+    keeps: tuple[Wanted, ...] = ()
+    """Of a gateway: releases whose far halves it finishes for the devices behind it."""
 
 
 class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -271,6 +284,7 @@ def _check(manifest: Manifest) -> None:
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
             if set(row.sends) & set(plan.never_leaves):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
+            _check_hops(row, plan)
             here = {layer for one in manifest.slices if one.name in row.device for layer in one.layers}
             if not here.issuperset(plan.earliest_cut):
                 raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan says is allowed")
@@ -281,6 +295,20 @@ def _check_offload(address: str) -> None:
         ForeignServer.parse(address)
     except UsageError as error:
         raise MalformedMessage(f"manifest: {error}") from error
+
+
+def _check_hops(row: Row, plan: Plan) -> None:
+    """Each further link has its tier, and beyond it run some of the slices that run beyond the one before."""
+    if len(row.hops) > max(0, len(plan.tiers) - 2):
+        raise MalformedMessage(f"manifest: row {row.name!r} goes through more tiers than its plan has")
+    beyond, answers = row.remote, row.receives
+    for hop in row.hops:
+        further = set(hop.remote)
+        if tuple(name for name in beyond if name in further) != hop.remote or not set(hop.receives) <= set(answers):
+            raise MalformedMessage(f"manifest: row {row.name!r} runs or answers beyond a link what does not cross it")
+        if set(hop.sends) & set(plan.never_leaves):
+            raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
+        beyond, answers = hop.remote, hop.receives
 
 
 def _check_sealed(owner: str, sealed: Sealed | None) -> None:
@@ -312,6 +340,12 @@ def _check_file(owner: str, file: SliceFile, sealed: Sealed | None) -> None:
 def remote_slices(manifest: Manifest) -> set[str]:
     """Every slice that some row of some plan does not run on the device."""
     return {name for plan in manifest.plans.values() for row in plan.rows for name in row.remote}
+
+
+def gateway_slices(manifest: Manifest) -> set[str]:
+    """Every slice that some row beyond a gateway's link runs: a gateway finishes alone where the cloud does not."""
+    through = [plan for plan in manifest.plans.values() if plan.has_gateway]
+    return {name for plan in through for row in plan.rows for name in row.remote}
 
 
 def device_slices(plan: Plan, manifest: Manifest) -> set[str]:

@@ -37,6 +37,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     encode_s: float = 0.0
     link_s: float = 0.0
     remote_s: float = 0.0
+    """On the server that was asked, and on all tiers and links beyond it."""
+    hop_s: float = 0.0
+    """Of `remote_s`: what the gateway waited for the cloud, their link included."""
+    hop_server_s: float = 0.0
+    """Of `hop_s`: in the cloud's server."""
+    hop_cause: str = ""
+    """Why the gateway finished without the cloud: timeout, refused, link, server, rejected; or `open`, its breaker."""
     up_bytes: int = 0
     down_bytes: int = 0
 

@@ -27,12 +27,12 @@ from agent_world import (
     unavailable,
     world,
 )  # fmt: skip
+from edgesplit.breaker import Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit.http1 import Request, Response
 from edgesplit.plan import Row
-from edgesplit_agent.breaker import Breaker
+from edgesplit.remote import Remote
 from edgesplit_agent.engine import Engine, Settings
-from edgesplit_agent.remote import Remote
 
 FIRST = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
 LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)

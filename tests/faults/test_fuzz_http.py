@@ -23,7 +23,7 @@ from edgesplit.client import Connection, error_of
 from edgesplit.errors import EdgeError
 from edgesplit.http1 import Request, Response, Server, _Refused, body_length, parse_head, split_target
 from edgesplit.release import TensorSpec
-from edgesplit_agent.remote import Call, Remote, RemoteAnswer, RemoteFailure, ask
+from edgesplit.remote import Call, Remote, RemoteAnswer, RemoteFailure, ask
 from edgesplit_offload.server import OffloadServer
 from fuzzing import fuzzed, spoiled
 from handmade_release import CUT, MID, HandmadeRelease

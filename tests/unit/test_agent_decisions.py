@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from edgesplit.breaker import LONGEST_PAUSE_S, Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit.plan import Link
-from edgesplit_agent.breaker import LONGEST_PAUSE_S, Breaker
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import patience_s, tail_s

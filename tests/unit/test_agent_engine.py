@@ -26,6 +26,7 @@ from agent_world import (
     world,
 )
 from edgesplit import codecs, oip
+from edgesplit.breaker import Breaker
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
@@ -39,10 +40,9 @@ from edgesplit.errors import (
 from edgesplit.floor import Floor
 from edgesplit.plan import Row
 from edgesplit.release import Chunk, Golden, decode_manifest, encode_manifest
+from edgesplit.remote import Remote
 from edgesplit_agent.active import check_golden, close, device_slices, plan_for
-from edgesplit_agent.breaker import Breaker
 from edgesplit_agent.engine import Engine, Settings, known
-from edgesplit_agent.remote import Remote
 
 
 @pytest.mark.parametrize("row", [LOCAL, CUT, REMOTE])

@@ -18,10 +18,10 @@ from agent_world import EXPECTED, INPUT, LOCAL, active
 from edgesplit import Client, oip
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.http1 import Request, Server
+from edgesplit.links import host_and_port
 from edgesplit.plan import Conditions, Link
 from edgesplit.report import Report
 from edgesplit_agent.activation import Current, SafeMode, Slots
-from edgesplit_agent.agent import host_and_port
 from edgesplit_agent.endpoint import Endpoint, is_local
 from edgesplit_agent.engine import Engine
 from edgesplit_agent.folder import DataFolder, Here, Identity

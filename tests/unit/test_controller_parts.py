@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgesplit.children import Child
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError
 from edgesplit.links import parse_link
 from edgesplit_controller.api import Heavy, kind_of, parse_bindings, status_of
 from edgesplit_controller.blobs import BlobLost, BlobStore
 from edgesplit_controller.bounds import BodyBounds, RateLimit
-from edgesplit_controller.children import Child
 from edgesplit_controller.database import Database, Model
 from edgesplit_controller.planning import Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Conflict, Forbidden, unknown

@@ -24,7 +24,13 @@ from edgesplit_cli.show import console, json_option, print_json, table
     "--partition",
     default="auto",
     show_default=True,
-    help="auto, device, cloud, or the last LAYER that runs on the device.",
+    help="auto, device, cloud, or the last LAYER that runs on the device; for devices behind a gateway also edge.",
+)
+@click.option(
+    "--edge-after",
+    default=None,
+    metavar="LAYER",
+    help="With --partition LAYER, behind a gateway: the last layer that runs on the gateway.",
 )
 @click.option(
     "--to",
@@ -67,6 +73,7 @@ def deploy(
     /,
     model: str,
     partition: str,
+    edge_after: str | None,
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
@@ -86,7 +93,7 @@ def deploy(
         "model": model,
         "partition": partition,
         "to": list(targets),
-        "limits": limits_of(**limits),
+        "limits": {**limits_of(**limits), **({"edge_after": edge_after} if edge_after else {})},
         "objective": objective,
         "now": now,
         "encrypt": encrypt,

@@ -46,6 +46,13 @@ def device() -> None:
     "--replace", is_flag=True, help="NAME is a device already: give its name to other hardware, and cut it off then."
 )
 @click.option(
+    "--gateway",
+    default="",
+    metavar="HOST:PORT",
+    help="It is a gateway: devices reach it there, and it finishes inferences for them. --link is then its own to the"
+    " cloud.",
+)
+@click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the claim to this file (0600)."
 )
 @click.pass_obj
@@ -58,6 +65,7 @@ def claim(
     labels: tuple[str, ...],
     expires_s: int,
     replace: bool,
+    gateway: str,
     out: Path | None,
 ) -> None:
     """Make a one-time claim with which the device NAME enrols."""
@@ -71,6 +79,7 @@ def claim(
         "labels": dict(_label(label) for label in labels),
         "expires_s": expires_s,
         "replace": replace,
+        "gateway": gateway,
     }
     made = json.dumps(Api.of(data).post("/v1/devices/claims", body))
     if out is None:
@@ -79,7 +88,10 @@ def claim(
     out.touch(mode=0o600)
     out.chmod(0o600)
     out.write_text(made)
-    click.echo(f"claim for {name} in {out}: on the device, run `edgesplit-agent run --data FOLDER --claim {out}`")
+    serve = f" --gateway :{gateway.rpartition(':')[2]}" if gateway else ""
+    click.echo(
+        f"claim for {name} in {out}: on the device, run `edgesplit-agent run --data FOLDER --claim {out}{serve}`"
+    )
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -138,6 +150,13 @@ def show(data: Path, name: str, as_json: bool) -> None:
         out.print(Text.assemble(("safe mode, no model is loaded", "red"), told))
     if trouble := one.get("trouble"):
         out.print(Text(trouble, "red"))
+    if through := one.get("gateway"):
+        out.print(f"offloads through the gateway {through}")
+    if serves := one.get("serves_at"):
+        out.print(f"a gateway: devices reach it at {serves}")
+    for kept in one.get("kept") or []:
+        here = "here" if kept["release"] else kept["state"]
+        out.print(f"  keeps {kept['model']} {kept['wanted'][:16]} for devices behind it: {here} {kept['detail']}")
     for model in one.get("models") or []:
         told = "" if model["release"] == model["wanted"] else f"; told to run {model['wanted'][:16]}"
         out.print(f"  {model['model']}: {model['state']} {model['release'][:16] or 'nothing'}{told} {model['detail']}")
@@ -159,6 +178,19 @@ def revoke(data: Path, name: str, yes: bool) -> None:
         click.confirm(f"Revoke {name}? It will need a new claim.", abort=True)
     Api.of(data).delete(f"/v1/devices/{name}")
     click.echo(f"{name} is revoked: its session ends now, and its certificate opens no other")
+
+
+@device.command()
+@click.argument("targets", nargs=-1, required=True, metavar="DEVICE|group=NAME|all...")
+@click.argument("gateway", metavar="GATEWAY|none")
+@click.option("--link", default="", help="Their link from now on: to the gateway, or with none to the cloud.")
+@click.pass_obj
+def gateway(data: Path, targets: tuple[str, ...], gateway: str, link: str) -> None:
+    """Let devices offload through GATEWAY, or with `none` to the cloud again. Deploy anew to plan for it."""
+    body = {"devices": list(targets), "gateway": gateway, "link": link}
+    led = Api.of(data).post("/v1/devices/gateway", body)
+    to = f"through {led['gateway']}" if led["gateway"] else "to the cloud"
+    click.echo(f"{', '.join(led['devices'])}: offloads {to} from now on; `edgectl deploy` plans for it")
 
 
 def device_table(every: list[dict[str, Any]]) -> Any:

@@ -144,6 +144,7 @@ SPELT: dict[str, tuple[str, tuple[tuple[float, str], ...]]] = {
     "keep_first": ("--keep-first", ()),
     "force_after": ("--partition", ()),
     "force": ("--partition", ()),
+    "edge_after": ("--edge-after", ()),
     "fallback": ("--fallback", ()),
 }
 """The planner's limits by the options that set them, with the units that these take, largest first."""

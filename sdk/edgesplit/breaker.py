@@ -1,4 +1,4 @@
-"""The circuit breaker that guards one cloud, as a value: no clock, no thread, no socket.
+"""The circuit breaker that guards the next tier, as a value: no clock, no thread, no socket.
 
 closed: requests may go. open: none goes, and a cheap probe is due at `probe_at`. trial: a probe came back; one request
 may be out, and after each success twice as many, until it closes: a server that comes back is not run over by all that

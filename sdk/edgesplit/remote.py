@@ -1,8 +1,8 @@
-"""The cloud half of a row: one request over a persistent connection that can be dropped at any moment.
+"""The far half of a row: one request over a persistent connection that can be dropped at any moment.
 
 Says what came back and what it took, or why nothing did (`RemoteFailure.cause`); never raises for what a network or a
 server does. Answers are checked against what the manifest promises: another model, id, tensor or shape is refused. Who
-waits how long, and what happens then, is the engine's.
+waits how long, and what happens then, is the asker's: the agent's engine, or a gateway that asks the next tier.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ from edgesplit.runtime import Tensor
 
 log = logging.getLogger(__name__)
 
+Body = bytes | bytearray | memoryview
 Coding = Literal["", "zstd", "gzip"]
-Cause = Literal["timeout", "refused", "link", "server", "rejected"]
+Cause = Literal["timeout", "refused", "link", "server", "rejected", "open"]
 SECONDS_HEADER = "edgesplit-seconds"
 LOAD_HEADER = "edgesplit-load"
+HOP_HEADER = "edgesplit-hop-seconds"
+HOP_SERVER_HEADER = "edgesplit-hop-server-seconds"
+HOP_CAUSE_HEADER = "edgesplit-hop-cause"
 HEALTH = "/v2/health/live"
 PROBE_BYTES = 16_384
 IDLE_CONNECTIONS = 4
@@ -75,6 +79,12 @@ class RemoteAnswer:
     load: float
     up_bytes: int
     down_bytes: int
+    hop_s: float = 0.0
+    """Of `server_s`: what a gateway waited for the tier beyond it, their link included."""
+    hop_server_s: float = 0.0
+    """Of `hop_s`: in that tier's server."""
+    hop_cause: str = ""
+    """Why a gateway did not get that tier's help, and finished itself."""
 
     @property
     def link_s(self) -> float:
@@ -94,6 +104,17 @@ class RemoteFailure:
 
 
 Outcome = RemoteAnswer | RemoteFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """A response as it came, for somebody else to judge."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    elapsed_s: float
+    server_s: float
 
 
 def ask(
@@ -192,8 +213,25 @@ class _Connection(http.client.HTTPConnection):
 class Remote:
     """A pool of connections to one offload server."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None, *, via: tuple[str, int] | None = None) -> None:
-        """`via`: connect there instead (a shaped link in front of the server), but still expect the server's name."""
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None = None,
+        *,
+        via: tuple[str, int] | None = None,
+        idle: int = IDLE_CONNECTIONS,
+    ) -> None:
+        """`via`: connect there instead (a shaped link in front of the server), but still expect the server's name.
+        `idle` connections are kept open."""
+        self._own_tls = tls
+        self._most_idle = idle
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+        self._closed = False
+        self._point_at(url, via)
+
+    def _point_at(self, url: str, via: tuple[str, int] | None) -> None:
         parts = urlsplit(url if "://" in url else f"https://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"not the address of an offload server: {url[:200]!r}")
@@ -202,11 +240,13 @@ class Remote:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         self._name = parts.hostname
         self._address = via or (parts.hostname, port)
-        self._tls = tls if parts.scheme == "https" else None
-        self._lock = threading.Lock()
-        self._idle: list[_Connection] = []
-        self._busy: set[_Connection] = set()
-        self._closed = False
+        self._tls = self._own_tls if parts.scheme == "https" else None
+
+    def lead_to(self, url: str, via: tuple[str, int] | None = None) -> None:
+        """Ask that server from now on; requests in flight are finished where they are."""
+        with self._lock:
+            self._point_at(url, via)
+        self.renew()
 
     @property
     def is_closed(self) -> bool:
@@ -232,6 +272,17 @@ class Remote:
     def _asked(self, asked: Ask, wish: Wish, call: Call, timeout_s: float) -> Outcome:
         outcome = self._exchange(wish, call, timeout_s)
         return outcome if isinstance(outcome, RemoteFailure) else self._judged(asked, outcome)
+
+    def relay(
+        self, path: str, headers: Mapping[str, str], body: Body, call: Call, timeout_s: float
+    ) -> Relayed | RemoteFailure:
+        """Hand somebody else's request on as it is; nothing of it or of the answer is looked at."""
+        sent = {"content-length": str(len(body)), **headers}
+        outcome = self._exchange(Wish("POST", path, sent, [memoryview(body)]), call, timeout_s)
+        if isinstance(outcome, RemoteFailure):
+            return outcome
+        server_s = min(outcome.number(SECONDS_HEADER, 0.0), outcome.elapsed_s)
+        return Relayed(outcome.status, outcome.headers, outcome.body, outcome.elapsed_s, server_s)
 
     def ping(self, timeout_s: float) -> float | RemoteFailure:
         """Seconds of the smallest exchange there is, the server's own time taken off."""
@@ -293,7 +344,18 @@ class Remote:
             return RemoteFailure("server", f"refused: {error}", reply.elapsed_s)
         server_s = min(reply.number(SECONDS_HEADER, asked.planned_s), reply.elapsed_s)
         load = max(1.0, reply.number(LOAD_HEADER, 1.0))
-        return RemoteAnswer(response.outputs, reply.elapsed_s, server_s, load, reply.up_bytes, len(reply.body))
+        hop_s = min(reply.number(HOP_HEADER, 0.0), server_s)
+        return RemoteAnswer(
+            response.outputs,
+            reply.elapsed_s,
+            server_s,
+            load,
+            reply.up_bytes,
+            len(reply.body),
+            hop_s=hop_s,
+            hop_server_s=min(reply.number(HOP_SERVER_HEADER, 0.0), hop_s),
+            hop_cause=reply.headers.get(HOP_CAUSE_HEADER, "")[:80],
+        )
 
     def _cause(self, status: int) -> Cause:
         """What an answer of this status means: ours says 400 to what it was given, and to nothing else."""
@@ -319,7 +381,9 @@ class Remote:
     def _take(self, timeout_s: float) -> _Connection:
         with self._lock:
             connection = (
-                self._idle.pop() if self._idle else _Connection(self._address, self._tls, self._name, self._path, timeout_s)
+                self._idle.pop()
+                if self._idle
+                else _Connection(self._address, self._tls, self._name, self._path, timeout_s)
             )
             self._busy.add(connection)
             return connection
@@ -328,7 +392,7 @@ class Remote:
         with self._lock:
             self._busy.discard(connection)
             usable = connection.sock is not None and not connection.outdated
-            keep = good and usable and not self._closed and len(self._idle) < IDLE_CONNECTIONS
+            keep = good and usable and not self._closed and len(self._idle) < self._most_idle
             if keep:
                 self._idle.append(connection)
         if not keep:

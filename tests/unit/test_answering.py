@@ -1,0 +1,483 @@
+"""How the engine answers under its application's wishes: hedges, drops, streams, stale answers, and never silence.
+
+Slices and clouds that a test holds in its hand stand for slow ones: nothing here is a matter of timing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from agent_world import (
+    CLASS,
+    EXPECTED,
+    INPUT,
+    REMOTE,
+    ScriptedCloud,
+    Step,
+    active,
+    eventually,
+    programs,
+    unavailable,
+)
+from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, InferenceFailed, LinkError
+from edgesplit.plan import Row
+from edgesplit.remote import Remote
+from edgesplit.wishes import Wishes
+from edgesplit_agent.engine import Answer, Engine, Settings
+
+CUT = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
+LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
+"""The cut is always predicted the better of the two."""
+LONG_S = 60.0
+SHORT_S = 0.5
+
+
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, a cloud that a test holds is not taken for dead, but where that is the test."""
+    monkeypatch.setattr("edgesplit_agent.cloud.DOUBT_S", 30.0)
+    if "age_of_what_hangs" not in request.node.name:
+        monkeypatch.setattr("edgesplit_agent.finishing.OVERDUE_S", 1000.0)
+
+
+class Asking:
+    """A request on a thread of its own."""
+
+    def __init__(self, engine: Engine, deadline_s: float = LONG_S, *, model: str = "tiny", **how: Any) -> None:
+        self.result: Answer | Exception | None = None
+        self._ask = lambda: engine.infer(model, {"x": INPUT}, deadline_s=deadline_s, **how)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._ask()
+        except Exception as error:
+            self.result = error
+
+    @property
+    def answer(self) -> Answer:
+        self._thread.join(30)
+        assert isinstance(self.result, Answer), self.result
+        return self.result
+
+    @property
+    def error(self) -> Exception:
+        self._thread.join(30)
+        assert isinstance(self.result, EdgeError), self.result
+        return self.result
+
+
+@contextmanager
+def engine_with(
+    *rows: Row, steps: dict[str, Step] | None = None, idle_probe_s: float = 1e6, **settings: Any
+) -> Iterator[tuple[Engine, ScriptedCloud, dict[str, Step]]]:
+    """An engine that serves the tiny model; its link is watched only where a test starts that."""
+    cloud, own = ScriptedCloud(), steps or programs()
+    cloud.start()
+    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s, **settings))
+    engine.serve("tiny", active(*rows, steps=own))
+    try:
+        yield engine, cloud, own
+    finally:
+        for step in own.values():
+            step.may_run.set()
+        engine.stop()
+        cloud.stop()
+
+
+def hang(*steps: Step) -> None:
+    for step in steps:
+        step.may_run.clear()
+
+
+def settle(engine: Engine, deadline_s: float, **how: Any) -> None:
+    """Have one request answered, or told that a machine as busy as this one was not in time."""
+    with contextlib.suppress(DeadlineExceeded):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=deadline_s, **how)
+
+
+# Hedging
+
+
+def test_a_hedge_that_the_device_wins_cancels_the_cloud_and_is_counted() -> None:
+    """The cloud is silent: the tail runs by choice, its answer is given, the call's connection is closed."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert report.fallback and report.hedged and report.cause == "timeout"
+        counts = engine.hedging
+        assert (counts["hedges"], counts["by_choice"], counts["device_won"], counts["cancelled"]) == (1, 1, 1, 1)
+        eventually("its connection is closed", lambda: not engine._cloud._remote._busy)  # type: ignore[union-attr]
+
+
+def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> None:
+    """What the device spent for nothing is told in seconds, and in joules where the plan has figures."""
+    costed = msgspec.structs.replace(LOCAL, device_joules=10.0)  # 2 W
+    with engine_with(costed, CUT) as (engine, cloud, steps):
+        hang(steps["b"])
+        cloud.script = cloud.hold
+        asking = Asking(engine)
+        assert steps["b"].entered.wait(20), "the tail has begun"
+        cloud.let_go.set()
+        report = asking.answer.report
+        assert report.hedged and not report.fallback
+        assert engine.hedging["cloud_won"] == engine.hedging["cancelled"] == 1
+        steps["b"].may_run.set()
+        eventually("the loser's time is counted", lambda: engine.hedging["wasted_s"] > 0)
+        assert engine.hedging["wasted_j"] == pytest.approx(2.0 * engine.hedging["wasted_s"])
+
+
+def test_a_hedge_by_choice_needs_a_budget() -> None:
+    """With none, the tail waits until the deadline demands it: then it runs whatever it costs."""
+    with engine_with(LOCAL, CUT, hedge_budget=0.0) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        settle(engine, 2.0)
+        assert (engine.hedging["held_back"], engine.hedging["by_choice"], engine.hedging["hedges"]) == (1, 0, 1)
+
+
+def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
+    """While a frame waits for the processor, only deadlines make hedges."""
+    with engine_with(LOCAL, REMOTE) as (engine, cloud, steps):
+        cloud.script = cloud.hold
+        hang(steps["a"])
+        engine.serve("other", active(LOCAL, steps=steps))
+        others = [Asking(engine, model="other") for _ in range(2)]
+        eventually("one has the processor, and one waits for it", lambda: engine._processor.is_wanted)
+        asking = Asking(engine)
+        eventually("its patience is over", lambda: engine.hedging["held_back"] == 1)
+        assert engine.hedging["hedges"] == 0
+        steps["a"].may_run.set()
+        cloud.let_go.set()
+        for one in (asking, *others):
+            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+
+
+@pytest.mark.parametrize("by_request", [True, False])
+def test_always_begins_at_once(by_request: bool) -> None:
+    """Cloud and tail beside each other from the start, budget or not; the request's word goes before the agent's."""
+    settings = Settings().hedge if by_request else "always"
+    with engine_with(LOCAL, CUT, hedge=settings, hedge_budget=0.0) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        wishes = Wishes(hedge="always") if by_request else Wishes()
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes).report.hedged
+        assert engine.hedging["by_choice"] == 1
+
+
+def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed() -> None:
+    """It means: not for impatience."""
+    with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, _):
+        cloud.script = cloud.hold
+        settle(engine, 1.0)
+        assert engine.hedging["hedges"] == 1
+        assert engine.hedging["by_choice"] == engine.hedging["held_back"] == 0
+        cloud.script = unavailable
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert report.fallback and not report.hedged
+
+
+# Streams and queues
+
+
+def test_a_stream_pipelines() -> None:
+    """While the cloud has frame i, the device's part of frame i+1 is done, and i+2 and i+3: nothing is answered yet."""
+    with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, steps):
+        cloud.script = cloud.hold
+        frames = []
+        for number in range(1, 5):
+            frames.append(Asking(engine, wishes=Wishes(stream="cam")))
+            eventually("the cloud has this frame too", lambda number=number: len(cloud.asked) == number)  # type: ignore[misc]
+            assert steps["a"].runs == number
+        assert all(frame.result is None for frame in frames)
+        assert engine._processor._holder is None
+        cloud.let_go.set()
+        assert all(np.array_equal(frame.answer.outputs["y"], EXPECTED) for frame in frames)
+
+
+def test_a_stream_keeps_its_newest_frames() -> None:
+    """The processor is busy and one may wait: each frame that comes drops the one before it, which hears so at once."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        hang(steps["a"])
+        wishes = Wishes(stream="cam", drop="oldest", queue=1)
+        running = Asking(engine, wishes=wishes)
+        assert steps["a"].entered.wait(20)
+        frames = []
+        for number in range(4):
+            frames.append(Asking(engine, wishes=wishes))
+            eventually("the one before gave way", lambda number=number: engine.dropped == number)  # type: ignore[misc]
+            eventually("it waits", lambda: engine._processor.is_wanted)
+        for dropped in frames[:-1]:
+            assert isinstance(dropped.error, Dropped)
+        steps["a"].may_run.set()
+        assert np.array_equal(running.answer.outputs["y"], EXPECTED)
+        assert np.array_equal(frames[-1].answer.outputs["y"], EXPECTED)
+
+
+def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
+    """`newest` drops the frame that comes; another stream, and a request with no policy, have their places."""
+    with engine_with(LOCAL, in_flight=3) as (engine, _, steps):
+        hang(steps["a"])
+        running = Asking(engine, wishes=Wishes(stream="cam", drop="newest", queue=1))
+        assert steps["a"].entered.wait(20)
+        waiting = Asking(engine, wishes=Wishes(stream="cam", drop="newest", queue=1))
+        eventually("it waits", lambda: engine._processor.is_wanted)
+        assert isinstance(Asking(engine, wishes=Wishes(stream="cam", drop="newest", queue=1)).error, Dropped)
+        plain = Asking(engine)
+        eventually("it has its place", lambda: engine._processor.here == 3)
+        assert isinstance(Asking(engine).error, Busy)
+        assert isinstance(Asking(engine, wishes=Wishes(drop="oldest")).error, Dropped), "nobody there would give way"
+        steps["a"].may_run.set()
+        for one in (running, waiting, plain):
+            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+        assert engine.dropped == 2
+
+
+def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> None:
+    """Its own request and the one behind it are told by their deadlines, while it still hangs."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        hang(steps["a"])
+        for _ in range(3):
+            assert isinstance(Asking(engine, SHORT_S).error, DeadlineExceeded)
+        assert steps["a"].runs == 1, "a slice that hangs has the processor"
+        eventually("only it keeps a thread", lambda: engine._running.threads - len(engine._running._idle) == 1)
+        assert engine._processor.here == 0
+
+
+# Stale answers
+
+
+def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
+    """The stream's own last good one, with its age; never counted as an answer, never without being asked for."""
+    told: list[tuple[str, Any]] = []
+    with engine_with(REMOTE) as (engine, cloud, _):
+        engine._observer = lambda model, result: told.append((model, result))
+        wishes = Wishes(stream="cam", stale_ok_s=3600.0)
+        good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes)
+        cloud.script = unavailable
+        stale = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", wishes=wishes)
+        assert stale.outputs is good.outputs
+        assert stale.report.stale and stale.report.age_s > 0 and not good.report.stale
+        assert [type(result) for _, result in told] == [Answer, LinkError]
+        assert engine.stale == 1
+        again = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", wishes=wishes)
+        assert again is stale, "an id stands for one answer"
+        for other in (Wishes(), Wishes(stream="other", stale_ok_s=3600.0), Wishes(stream="cam", stale_ok_s=1e-9)):
+            with pytest.raises(LinkError):
+                engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=other)
+
+
+@pytest.mark.parametrize("what", ["deadline", "model", "queue"])
+def test_a_stale_answer_stands_in_for_every_means(what: str) -> None:
+    """Too late, a model that fails, no room: all the same to a stream that would rather have the last one."""
+    with engine_with(LOCAL, in_flight=1, margin_s=1.0) as (engine, _, steps):
+        wishes = Wishes(stale_ok_s=3600.0)
+        good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes)
+        if what == "model":
+            steps["a"].error = InferenceFailed("the accelerator has gone")
+        else:
+            hang(steps["a"])
+        if what == "queue":
+            steps["a"].entered.clear()
+            Asking(engine)
+            assert steps["a"].entered.wait(20)
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=1.5, wishes=wishes).outputs is good.outputs
+
+
+def test_another_release_has_no_last_answer() -> None:
+    """Halves of different releases never meet, and neither do a release and another's answer."""
+    with engine_with(REMOTE) as (engine, cloud, _):
+        wishes = Wishes(stale_ok_s=3600.0)
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes)
+        engine.serve("tiny", active(REMOTE, digest="b" * 64))
+        cloud.script = unavailable
+        with pytest.raises(LinkError):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes)
+
+
+# The next-best means
+
+
+def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
+    """Its own part crashes, and the plan has a row that needs none of it."""
+    with engine_with(CUT, REMOTE) as (engine, cloud, steps):
+        steps["a"].error = InferenceFailed("the worker was killed")
+        for _ in range(2):
+            answer = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+            assert np.array_equal(answer.outputs["y"], EXPECTED)
+            assert (answer.report.row, answer.report.cause, answer.report.fallback) == ("remote", "device", False)
+        cloud.script = unavailable
+        with pytest.raises(LinkError, match="500"):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+        assert engine._cloud.out == 0
+
+
+def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
+    """No such row, or no cloud."""
+    for rows in ((LOCAL, CUT), (LOCAL, REMOTE)):
+        with engine_with(*rows) as (engine, _, steps):
+            steps["a"].error = InferenceFailed("the worker was killed")
+            engine._cloud._breaker = engine.breaker.failed(1e12, 0.0, refused=True)
+            with pytest.raises(InferenceFailed, match="killed"):
+                engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+
+
+# Never silence
+
+
+def test_an_observer_that_raises_costs_no_answer() -> None:
+    """Neither the answer's, nor the health's."""
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    engine = Engine(CLASS, None, observe=fails, own_part=fails)
+    steps = programs()
+    engine.serve("tiny", active(LOCAL, steps=steps))
+    assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
+    steps["a"].error = InferenceFailed("gone")
+    with pytest.raises(InferenceFailed, match="gone"):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+    engine.stop()
+
+
+@pytest.mark.parametrize("error", [KeyError("no such slice"), MemoryError(), SystemExit("a thread's end")])
+def test_whatever_a_slice_raises_is_a_typed_error(error: BaseException) -> None:
+    """In the device's part and in the tail."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        steps["a"].error = error  # type: ignore[assignment]
+        with pytest.raises(InferenceFailed):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+    with engine_with(LOCAL, CUT) as (engine, cloud, steps):
+        cloud.script = unavailable
+        steps["b"].error = error  # type: ignore[assignment]
+        with pytest.raises(InferenceFailed):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit("a thread's end")])
+def test_an_exchange_that_dies_is_a_failed_link(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens to the thread that asks the cloud, the device finishes."""
+
+    def dies(*_: object) -> None:
+        raise error
+
+    with engine_with(LOCAL, CUT) as (engine, _, _steps):
+        monkeypatch.setattr(engine._cloud._remote, "infer", dies)
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert report.fallback and report.cause == "link"
+
+
+def refuse(work: Callable[[], None]) -> bool:
+    """No thread is to be had."""
+    return False
+
+
+def test_without_threads_every_request_is_answered_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None to ask the cloud: the device does it. None to finish here: the cloud may. None at all: a typed error."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(engine._asking, "start", refuse)
+            assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.cause == "link"
+        with monkeypatch.context() as patched:
+            patched.setattr(engine._finishing._tails, "start", _only_first(engine._running.start))
+            cloud.script = cloud.hold
+            asking = Asking(engine, wishes=Wishes(hedge="always"))
+            eventually("the tail was refused", lambda: engine.hedging["hedges"] == 1)
+            cloud.let_go.set()
+            assert not asking.answer.report.fallback
+        monkeypatch.setattr(engine._running, "start", refuse)
+        with pytest.raises(Busy):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+        assert engine._processor.here == engine._cloud.out == 0
+
+
+def _only_first(start: Callable[[Callable[[], None]], bool]) -> Callable[[Callable[[], None]], bool]:
+    """The device's part gets its thread, the tail none."""
+    begun: list[object] = []
+
+    def begin(work: Callable[[], None]) -> bool:
+        begun.append(work)
+        return len(begun) == 1 and start(work)
+
+    return begin
+
+
+# Clouds
+
+
+def test_each_offload_server_has_its_own_breaker() -> None:
+    """A release with a server of its own is not punished for the other's end; the server is forgotten with it."""
+    own = ScriptedCloud()
+    own.start()
+    elsewhere = Remote(own.server.url)
+    mine, theirs = active(LOCAL, CUT), active(LOCAL, CUT, digest="b" * 64)
+    cloud = ScriptedCloud()
+    cloud.start()
+    engine = Engine(
+        CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=1e6),
+        remote_of=lambda release: elsewhere if release is theirs else None,
+    )  # fmt: skip
+    engine.serve("mine", mine)
+    engine.serve("theirs", theirs)
+    cloud.stop()
+    while engine.breaker.lets_through:
+        assert engine.infer("mine", {"x": INPUT}, deadline_s=LONG_S).report.fallback
+    assert not engine.infer("theirs", {"x": INPUT}, deadline_s=LONG_S).report.fallback
+    assert len(own.asked) == 1
+    engine.drop("theirs")
+    assert engine._others == {} and elsewhere._closed
+    engine.stop()
+    own.stop()
+
+
+def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
+    """Twenty ask at once on trial: one goes, the others are answered here; each success lets twice as many go."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        engine._cloud._breaker = engine.breaker.failed(0.0, 0.0, refused=True).probed(1.0)
+        cloud.script = cloud.hold
+        out = Asking(engine, wishes=Wishes(hedge="never"))
+        assert cloud.holding.wait(20)
+        for _ in range(5):
+            report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+            assert (report.row, report.fallback) == ("local", False)
+        assert len(cloud.asked) == 1
+        cloud.let_go.set()
+        assert out.answer.report.row == "cut-1"
+        assert (engine.breaker.state, engine.breaker.room) == ("trial", 2)
+
+
+def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs() -> None:
+    """No refusal, no time-out: requests with a long deadline hang, and the breaker opens while they do."""
+    with engine_with(REMOTE) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        asking = Asking(engine)
+        eventually("the breaker opens", lambda: not engine.breaker.lets_through)
+        assert asking.result is None, "what may still be answered is waited for"
+        assert isinstance(Asking(engine).error, LinkError), "what comes now is told at once"
+        cloud.let_go.set()
+        assert np.array_equal(asking.answer.outputs["y"], EXPECTED)
+        eventually("its answer is a sign of life", lambda: engine.breaker.state == "trial")
+
+
+def test_a_hang_is_told_from_slowness_by_a_ping() -> None:
+    """One request was given up: a server that still answers its health keeps its breaker closed, a dead one not."""
+    for healthy in (True, False):
+        with engine_with(LOCAL, CUT) as (engine, cloud, _):
+            engine.start()
+            eventually("the first look at the link", lambda cloud=cloud: cloud.probes >= 2)  # type: ignore[misc]
+            cloud.script, cloud.healthy = cloud.hold, healthy
+            probes = cloud.probes
+            assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.hedged
+            eventually("it was looked at", lambda cloud=cloud, before=probes: cloud.probes > before)  # type: ignore[misc]
+            if healthy:
+                assert engine.breaker.lets_through
+            else:
+                eventually("the breaker opens", lambda engine=engine: not engine.breaker.lets_through)  # type: ignore[misc]

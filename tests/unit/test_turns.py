@@ -1,0 +1,210 @@
+"""Turns at the device's processor: who is next, who gives way, who is told. No engine here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import pytest
+
+from agent_world import eventually
+from edgesplit.errors import Busy, DeadlineExceeded, Dropped
+from edgesplit.wishes import Drop, Wishes
+from edgesplit_agent.processor import Processor, Withdrawn
+from edgesplit_agent.turns import Place, Shares, giving_way
+
+FAR = 1e9
+
+
+def place(
+    number: int = 0, *, drop: Drop = "none", queue: int | None = None, stream: str = "", model: str = "m",
+    begun: bool = False, deadline: float = FAR,
+) -> Place:  # fmt: skip
+    return Place(model, Wishes(stream=stream, drop=drop, queue=queue), deadline, number=number, has_begun=begun)
+
+
+def test_where_there_is_room_nobody_gives_way() -> None:
+    """Whatever the policies say."""
+    here = [place(one, drop="oldest") for one in range(3)]
+    for new in (place(9), place(9, drop="newest"), place(9, drop="oldest", queue=4)):
+        assert giving_way(new, here, room=4) is None
+
+
+def test_a_request_without_a_policy_is_turned_away_from_a_full_queue() -> None:
+    """Busy: to be tried again. It takes nobody's place, and nobody takes its."""
+    here = [place(1), place(2, drop="oldest")]
+    with pytest.raises(Busy):
+        giving_way(place(9), here, room=2)
+    with pytest.raises(Dropped):
+        giving_way(place(9, drop="oldest"), [place(1), place(2)], room=2)
+
+
+def test_newest_drops_the_frame_that_comes() -> None:
+    """What waits is kept."""
+    with pytest.raises(Dropped):
+        giving_way(place(9, drop="newest"), [place(1, drop="newest")], room=1)
+    with pytest.raises(Dropped):
+        giving_way(place(9, drop="newest", queue=1), [place(1, drop="newest")], room=32)
+
+
+def test_oldest_drops_the_oldest_frame_of_the_same_stream_that_has_not_begun() -> None:
+    """Not one that runs or is away, not another stream's, not another model's."""
+    begun, other, foreign = (
+        place(1, drop="oldest", stream="cam", begun=True),
+        place(2, drop="oldest", stream="other"),
+        place(3, drop="oldest", stream="cam", model="n"),
+    )
+    older, newer = place(4, drop="oldest", stream="cam"), place(5, drop="oldest", stream="cam")
+    new = place(9, drop="oldest", stream="cam")
+    assert giving_way(new, [newer, begun, foreign, older, other], room=5) is older
+    with pytest.raises(Dropped):
+        giving_way(new, [begun, other, foreign], room=3)
+
+
+def test_a_stream_may_bound_its_own_queue() -> None:
+    """One more than it lets wait is no room, however much there is; those that have begun do not wait."""
+    begun = place(1, drop="oldest", begun=True)
+    waiting = place(2, drop="oldest")
+    assert giving_way(place(9, drop="oldest", queue=1), [begun], room=32) is None
+    assert giving_way(place(9, drop="oldest", queue=1), [begun, waiting], room=32) is waiting
+    assert giving_way(place(9, drop="oldest", queue=2), [begun, waiting], room=32) is None
+
+
+def test_within_a_model_the_earliest_deadline_goes_first_then_the_first_to_come() -> None:
+    """A tail that is about to miss its deadline overtakes a frame that has time."""
+    shares = Shares()
+    late, soon, early = place(1, deadline=5.0), place(2, deadline=2.0), place(3, deadline=2.0)
+    assert shares.next([late, early, soon]) is soon
+    assert shares.next([]) is None
+
+
+def test_a_model_that_floods_waits_behind_the_others() -> None:
+    """Ten frames of one and two of another: each has half the processor while both want it, by seconds, not turns."""
+    shares, waiting, order = Shares(), [place(one) for one in range(10)], ""
+    waiting += [place(20 + one, model="n") for one in range(2)]
+    while waiting:
+        chosen = shares.next(waiting)
+        assert chosen is not None
+        waiting.remove(chosen)
+        order += chosen.model
+        shares.begin(chosen.model)
+        shares.end(chosen.model, 0.125 if chosen.model == "m" else 0.375)
+    assert order == "mnmmmnmmmmmm"
+
+
+def test_a_model_that_was_idle_has_saved_nothing_up() -> None:
+    """After an hour of one model the other gets its half, not the next hour."""
+    shares = Shares()
+    for _ in range(1000):
+        shares.begin("m")
+        shares.end("m", 1.0)
+    order = ""
+    for number in range(8):
+        chosen = shares.next([place(number), place(number, model="n")])
+        assert chosen is not None
+        order += chosen.model
+        shares.begin(chosen.model)
+        shares.end(chosen.model, 1.0)
+    assert order in ("nmnmnmnm", "nnmnmnmn")
+    assert len(shares.used) <= 2
+
+
+@contextmanager
+def taken(processor: Processor) -> Iterator[None]:
+    """While somebody has it."""
+    with processor.turn(place(), FAR):
+        yield
+
+
+class Waiter:
+    """A thread that wants a turn."""
+
+    def __init__(self, processor: Processor, mine: Place, by: float = FAR) -> None:
+        self.got: str = ""
+        self.finish = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(processor, mine, by), daemon=True)
+        self._thread.start()
+
+    def _run(self, processor: Processor, mine: Place, by: float) -> None:
+        try:
+            with processor.turn(mine, by):
+                self.got = "turn"
+                self.finish.wait(20)
+        except Exception as error:
+            self.got = type(error).__name__
+
+    def end(self) -> str:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self.got
+
+
+def test_the_processor_goes_from_one_to_the_next() -> None:
+    """Never two at once, none forgotten; afterwards it is free."""
+    processor, places = Processor(32), [place(deadline=FAR + one) for one in range(3)]
+    with taken(processor):
+        waiters = []
+        for one in places:
+            waiters.append(Waiter(processor, one))
+            eventually("it waits", lambda: len(processor._waiting) == len(waiters))
+        assert processor.is_wanted
+    for waiter in waiters:
+        eventually("its turn", lambda waiter=waiter: waiter.got)  # type: ignore[misc]
+        assert sum(one.got == "turn" and not one.finish.is_set() for one in waiters) == 1
+        waiter.finish.set()
+        assert waiter.end() == "turn"
+    assert not processor.is_wanted and processor._holder is None
+
+
+def test_who_waits_too_long_is_told_and_takes_no_turn() -> None:
+    """And the next one is not hindered."""
+    processor = Processor(32)
+    with taken(processor):
+        assert Waiter(processor, place(), by=perf_counter()).end() == "DeadlineExceeded"
+        with pytest.raises(DeadlineExceeded), processor.turn(place(), perf_counter() + 0.01):
+            pass
+    with taken(processor):
+        pass
+
+
+def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
+    """A tail whose race is over gives up its waiting at once."""
+    processor, mine = Processor(32), place()
+    with taken(processor):
+        waiter = Waiter(processor, mine)
+        eventually("it waits", lambda: processor.is_wanted)
+        processor.withdraw(mine)
+        assert waiter.end() == Withdrawn.__name__
+        processor.withdraw(mine)
+
+
+def test_a_frame_that_gave_way_hears_of_it_where_it_waits_and_before() -> None:
+    """Both the one that waits for its turn and the one that has not asked for it yet; each leaves its room at once."""
+    processor = Processor(32)
+    waiting, asleep = (place(drop="oldest", queue=1, stream="cam") for _ in range(2))
+    with taken(processor), processor.admitted(waiting):
+        waiter = Waiter(processor, waiting)
+        eventually("it waits", lambda: processor.is_wanted)
+        with processor.admitted(asleep):
+            assert waiter.end() == "Dropped"
+            with processor.admitted(place(drop="oldest", queue=1, stream="cam")):
+                assert processor.here == 1
+                with pytest.raises(Dropped), processor.turn(asleep, FAR):
+                    pass
+                with pytest.raises(Dropped):
+                    processor.begin(asleep)
+    assert processor.dropped == 2 and processor.here == 0
+
+
+def test_a_full_room_turns_away_and_empties() -> None:
+    """Whatever happens inside, the place is given back."""
+    processor = Processor(1)
+    with pytest.raises(ZeroDivisionError), processor.admitted(place()):
+        with pytest.raises(Busy), processor.admitted(place()):
+            pass
+        with pytest.raises(Dropped), processor.admitted(place(drop="newest")):
+            pass
+        raise ZeroDivisionError
+    assert processor.here == 0 and processor.dropped == 1
