@@ -17,7 +17,7 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Server
-from edgesplit.links import host_and_port
+from edgesplit.links import host_and_port, parse_link
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.remote import Remote

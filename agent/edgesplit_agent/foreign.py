@@ -178,9 +178,7 @@ class ForeignServers:
     def _make(self, address: str) -> Remote:
         server = ForeignServer.parse(address)
         if not server.tls:
-            log.warning(
-                "%s is no TLS: who is on the way reads what is sent there, and can answer in its place", address
-            )
+            log.warning("%s is not TLS: whoever is on the way may read, and answer in its place", address)
         tls = self._trust.context() if server.tls else None
         if self._link is None:
             return ForeignRemote(server, tls)

@@ -212,7 +212,8 @@ def _mode(text: str) -> int:
 def _foreign(options: argparse.Namespace) -> Trust:
     """How foreign servers are met; UsageError at once where the files are no use."""
     trust = Trust(ca_file=options.foreign_ca, certificate_file=options.foreign_cert, key_file=options.foreign_key)
-    trust.context()
+    if trust != Trust():
+        trust.context()
     return trust
 
 
@@ -263,7 +264,8 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
-                foreign=_foreign(options), store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
+                foreign=_foreign(options),
+                store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()
