@@ -18,8 +18,10 @@ from edgesplit.release import Manifest, Slice, TensorSpec
 from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.emulated import EmulatedProgram
+from edgesplit.seen.spans import OFF, Tracer
 from edgesplit_agent.active import ActiveRelease, plan_for
 from edgesplit_agent.engine import Engine, Settings
+from edgesplit_agent.worker.host import InProcess
 
 DIGEST = "a" * 64
 CLASS = "pi4"
@@ -73,16 +75,24 @@ def manifest(
     )  # fmt: skip
 
 
-def active(
-    *rows: Row, steps: Mapping[str, Any] | None = None, digest: str = DIGEST, emulated: bool = False
-) -> ActiveRelease:
+class Loaded(ActiveRelease):
+    """A release whose programs a test can get at."""
+
+    @property
+    def programs(self) -> Mapping[str, Any]:
+        """As they were given."""
+        assert isinstance(self.host, InProcess)
+        return self.host.programs
+
+
+def active(*rows: Row, steps: Mapping[str, Any] | None = None, digest: str = DIGEST, emulated: bool = False) -> Loaded:
     """A release that is loaded."""
     described = manifest(*rows)
     loaded: Mapping[str, Any] = steps if steps is not None else programs()
     if emulated:
         lock = threading.Lock()
         loaded = {name: EmulatedProgram(step, 0.005, lock) for name, step in loaded.items()}
-    return ActiveRelease(digest, described, plan_for(described, CLASS), loaded, emulated)
+    return Loaded(digest, described, plan_for(described, CLASS), InProcess(loaded), emulated)
 
 
 Script = Callable[[Request, "Response"], Response]
@@ -145,12 +155,12 @@ def unavailable(request: Request, good: Response) -> Response:
 
 @contextmanager
 def world(
-    *rows: Row, idle_probe_s: float = 3600.0, **kind: Any
-) -> Iterator[tuple[Engine, ScriptedCloud, ActiveRelease]]:
+    *rows: Row, idle_probe_s: float = 3600.0, tracer: Tracer = OFF, **kind: Any
+) -> Iterator[tuple[Engine, ScriptedCloud, Loaded]]:
     """An engine that serves the tiny model by these rows, with a scripted cloud behind it."""
     cloud = ScriptedCloud()
     cloud.start()
-    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s))
+    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s), tracer=tracer)
     release = active(*rows, **kind)
     engine.serve("tiny", release)
     engine.start()

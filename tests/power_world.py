@@ -33,6 +33,7 @@ from edgesplit_agent.engine import Engine
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.updates import Step, Updater
 from edgesplit_agent.work import Work
+from edgesplit_agent.worker.host import StartHost, in_process
 from edgesplit_controller.repository import Repository
 
 DEVICE, MODEL = "cam-1", "tiny"
@@ -170,7 +171,14 @@ class _Program:
 class Machine:
     """One start of an agent on a folder. Every method may be the last one called: that is a power cut."""
 
-    def __init__(self, folder: Path, source: Source, moods: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        source: Source,
+        moods: Mapping[int, str] | None = None,
+        start: StartHost | None = None,
+    ) -> None:
+        """`start` hosts releases in place of the runtime that shows what was loaded."""
         self.source = source
         self.time = 0.0
         self.wall = lambda: source.now
@@ -186,8 +194,8 @@ class Machine:
                       tuf_root=source.root.decode())  # fmt: skip
         self.store = ChunkStore(self.folder.chunks, self.folder.releases)
         self.engine = Engine("pi4", None, own_part=lambda release, error: self.updater.ran(release, error))
-        runtime = Bytes(self.loaded, {} if moods is None else moods)
-        self.work = Work(self.folder, me, self.engine, self.store, lambda plan: runtime, now=lambda: self.wall())
+        start = start or in_process(lambda plan: Bytes(self.loaded, {} if moods is None else moods))
+        self.work = Work(self.folder, me, self.engine, self.store, start, now=lambda: self.wall())
         self.updater = Updater(self.work, clock=lambda: self.time, health_s=HEALTH_S)
 
     # What the network would do
@@ -220,7 +228,9 @@ class Machine:
             keep([(sha256, self.source.chunks[sha256])])
             self.told(("chunk", sha256))
 
-    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
+    def report(
+        self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str, kept: tuple[ModelState, ...]
+    ) -> None:
         self.reports.append((counter, models, safe_mode, trouble))
 
     # What a test does
@@ -264,12 +274,12 @@ class Machine:
                 self.time = wake
         raise AssertionError(f"it never settles: {self.steps[-12:]}")
 
-    def asked(self, times: int = 1) -> list[Exception]:
+    def asked(self, times: int = 1, x: Tensor = INPUT) -> list[Exception]:
         """Requests of an application, and what they failed with."""
         errors = []
         for _ in range(times):
             try:
-                self.engine.infer(MODEL, {"x": INPUT}, deadline_s=60)
+                self.engine.infer(MODEL, {"x": x}, deadline_s=60)
             except Exception as error:
                 errors.append(error)
         return errors
@@ -302,6 +312,8 @@ class Machine:
     def off(self) -> None:
         """Power fails: all that this process gives back is what the kernel would."""
         self.engine.stop()
+        for active in self.engine.serving.values():
+            active.host.close()
         if self.folder._lock_file is not None:
             os.close(self.folder._lock_file)
             self.folder._lock_file = None

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
 from edgesplit import codecs, oip
-from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused, TrustError, UsageError
+from edgesplit.errors import InferenceFailed, MalformedMessage, TrustError, UsageError
 from edgesplit.floor import Floor, breach
 from edgesplit.foreign import ForeignServer
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Compiled, Golden, Manifest, TensorSpec, device_slices
+from edgesplit.release import Compiled, Golden, Manifest, TensorSpec
 from edgesplit.releases import Release
-from edgesplit.runtime import Program, Runtime, Tensor, Timing, execute
-from edgesplit.runtime.emulated import EmulatedRuntime
-from edgesplit.runtime.load import load_slices
+from edgesplit.runtime import Tensor, Tensors, Timing
+from edgesplit_agent.worker.host import Host, Job, StartHost
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class ActiveRelease:
     digest: str
     manifest: Manifest
     plan: Plan
-    programs: Mapping[str, Program]
+    host: Host
     emulated: bool = False
     measured_s: dict[str, float] = field(default_factory=dict)
     """Seconds by slice as they were here, smoothed."""
@@ -61,6 +62,11 @@ class ActiveRelease:
         """What it gets."""
         return self.manifest.outputs
 
+    @cached_property
+    def decoding(self) -> frozenset[str]:
+        """The slices that decode what an application gives."""
+        return frozenset(one.name for one in self.manifest.slices if one.format == "input")
+
     def order(self, names: Collection[str]) -> list[str]:
         """These slices, in an order in which they can run."""
         wanted = set(names)
@@ -75,7 +81,20 @@ class ActiveRelease:
     def _stands_for(self, compiled: Compiled, wanted: set[str]) -> bool:
         """Whether that slice runs here, and does all of these but what decodes the input."""
         work = {one.name for one in self.manifest.slices if one.name in wanted and one.format != "input"}
-        return compiled.slice.name in self.programs and set(compiled.covers) == work
+        return compiled.slice.name in self.host.slices and set(compiled.covers) == work
+
+    def run(
+        self, order: Sequence[str], tensors: Tensors, timing: Timing | None = None, until: float = math.inf
+    ) -> dict[str, Tensor]:
+        """Run these slices in order; the tensors with all that anybody may need of what they gave.
+
+        Nobody waits longer than `until` (of perf_counter): DeadlineExceeded. WorkerLost where the process that ran them
+        has ended; InferenceFailed where they cannot run; UsageError where the application's input is at fault.
+        """
+        with self._lock:
+            known = [self.measured_s.get(name) for name in order]
+        expected_s = None if None in known else sum(one or 0.0 for one in known)
+        return self.host.run(Job(order, tensors, until, expected_s), timing if timing is not None else Timing())
 
     def tail(self, row: Row) -> list[str] | None:
         """What is left to run here after `row`'s own slices, if the device finishes alone; None where it cannot."""
@@ -125,25 +144,11 @@ def _barred(row: Row, plan: Plan, manifest: Manifest, floor: Floor, known: Colle
     return breach(row, plan, manifest, floor) or (f"it needs {strange[0]!r}, unknown here" if strange else "")
 
 
-def load(
-    release: Release, device_class: str, make_runtime: Callable[[Plan], Runtime], floor: Floor | None = None
-) -> ActiveRelease:
+def load(release: Release, device_class: str, start: StartHost, floor: Floor | None = None) -> ActiveRelease:
     """The release, loaded for this class of device. Each file's digest is checked now. TrustError, ModelRefused."""
     plan = plan_for(release.manifest, device_class, floor)
-    runtime = make_runtime(plan)
-    rows = {name for row in plan.rows for name in row.device}
-    programs = load_slices(release.manifest, release.slice_folder, runtime, only=rows)
-    for name in device_slices(plan, release.manifest) - rows:
-        try:
-            programs.update(load_slices(release.manifest, release.slice_folder, runtime, only=[name]))
-        except ModelRefused as refusal:
-            log.warning("%s; its twins run on the CPU", refusal)
-    if not isinstance(runtime, EmulatedRuntime):
-        return ActiveRelease(release.digest, release.manifest, plan, programs)
-    for one in release.manifest.slices:
-        if one.name in programs and one.format == "input":
-            programs[one.name] = runtime.wrap(one.name, programs[one.name])
-    return ActiveRelease(release.digest, release.manifest, plan, programs, emulated=True)
+    host = start(release, plan)
+    return ActiveRelease(release.digest, release.manifest, plan, host, host.emulated)
 
 
 def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], bytes]) -> None:
@@ -156,7 +161,7 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
         return
     request = oip.decode_request(*_with_header_length(chunk(golden.request.sha256)))
     expected = oip.decode_response(*_with_header_length(chunk(golden.response.sha256)))
-    live = execute(active.programs, active.order(local.device), request.inputs)
+    live = active.run(active.order(local.device), request.inputs)
     for name, want in expected.outputs.items():
         if name not in live or not close(live[name], want):
             raise InferenceFailed(f"golden input: output {name!r} is not what the whole model gave")

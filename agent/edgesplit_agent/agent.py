@@ -16,14 +16,21 @@ import msgspec
 import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
-from edgesplit.http1 import Server
+from edgesplit.http1 import Response, Server
 from edgesplit.links import host_and_port, parse_link
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
+from edgesplit.releases import Release
 from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.runtime.setup import Setup
+from edgesplit.seen import spans
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.families import AGENT_INFO
+from edgesplit.seen.ledger import gauge
+from edgesplit.seen.listener import metrics_server
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
@@ -34,12 +41,19 @@ from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.foreign import ForeignServers, Trust
+from edgesplit_agent.gateway import GatewayServer, Onward
 from edgesplit_agent.hedging import PART
+from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
-from edgesplit_agent.updates import Updater, model_states
+from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.way import Way
 from edgesplit_agent.work import Work
+from edgesplit_agent.worker.host import Host, in_process
+from edgesplit_agent.worker.hosted import Hosted
+from edgesplit_agent.worker.judging import Bounds
+from edgesplit_agent.worker.vitals import default_memory, machine_memory
 
 if TYPE_CHECKING:
     from edgesplit.testing.link import ShapedLink
@@ -82,10 +96,18 @@ class AgentSettings:
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
     """Releases take no more room than this; None: half of the disk."""
+    gateway: str | None = None
+    """HOST:PORT at which devices offload to this one; None: nobody does."""
+    metrics: tuple[str, int] | None = None
+    """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
     """Of the runtime; 0: as many as the device has, at most four, and one where the device is emulated."""
+    isolate: bool = True
+    """Models run in worker processes, not in the agent's own."""
+    worker_memory_bytes: int = 0
+    """That one worker may take; 0: half of the machine's."""
     hedge: Hedge = "auto"
     hedge_budget: float = PART
     """See `hedging`."""
@@ -100,27 +122,37 @@ class Agent:
         self._identity = identity
         self._processor = threading.Lock()
         self._windows = Windows()
+        self._metrics = RequestMetrics()
+        self._tracer = spans.configured(
+            "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
+        )
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
         self._foreign = ForeignServers(settings.foreign, parse_link(settings.link) if settings.link else None)
+        self._way = Way(
+            self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
+        )  # until the first statement is believed, to the cloud
         self._engine = Engine(
-            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
             remote_of=self._foreign.of,
         )  # fmt: skip
-        self._endpoint = Endpoint(self._engine, self.status)
+        self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
+        self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
-            folder, identity, self._engine, store, self._make_runtime,
+            folder, identity, self._engine, store, self._start_host,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
+            lead=self._way.lead,
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
         self._uplink: Uplink | None = None
         self._renewing = Renewing(folder, identity, self._renewed)
+        self._gateway = self._make_gateway()
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
@@ -128,6 +160,8 @@ class Agent:
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._local_server = self._listen_locally()
         self._engine.start()
+        if self._scraped is not None:
+            self._scraped.start()
         self._uplink = Uplink(
             self._folder,
             self._identity,
@@ -143,6 +177,8 @@ class Agent:
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
+        if self._gateway is not None:
+            self._gateway.start()
         here = Here(
             device=self._identity.device,
             url=self.url,
@@ -155,7 +191,9 @@ class Agent:
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
-        for server in (self._local_server, self._server):
+        if self._gateway is not None:
+            self._gateway.stop()
+        for server in (self._local_server, self._server, self._scraped):
             if server is not None:
                 server.stop()
         self._endpoint.close()
@@ -165,8 +203,12 @@ class Agent:
         self._work.stopped()
         self._engine.stop()
         self._foreign.stop()
+        for release in self._engine.serving.values():
+            release.host.close()
+        self._way.stop()
         if self._shaped is not None:
             self._shaped.stop()
+        self._tracer.stop()
 
     @property
     def url(self) -> str:
@@ -196,6 +238,9 @@ class Agent:
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
             "breaker": self._engine.breaker.state,
+            "gateway": self._way.gateway,
+            "serves": self._serves(),
+            "kept": msgspec.to_builtins(kept_states(want, have)),
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
             "wanted": msgspec.to_builtins(model_states(want, have)),
             "safe_mode": have.safe_mode,
@@ -207,6 +252,13 @@ class Agent:
             "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
+
+    def metrics(self) -> Response:
+        """The page that Prometheus reads."""
+        connected = bool(self._uplink and self._uplink.connected)
+        info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected)]
+        return metrics_response(series, emulated_label(self._settings.emulate))
 
     def _listen_locally(self) -> Server | None:
         """The endpoint on a Unix socket too. One that nobody asked for by name can be done without."""
@@ -230,6 +282,8 @@ class Agent:
         self._tls.load_cert_chain(held.certificate_file, held.key_file)
         if self._remote is not None:
             self._remote.renew()
+        if self._gateway is not None:
+            self._gateway.renewed()
         if self._uplink is not None:
             self._uplink.renew()
 
@@ -242,6 +296,8 @@ class Agent:
             "row": self._engine.row_of(model),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
+            "worker": release.host.status(),
+            "phases": self._metrics.split(release.manifest.model),
         }
 
     def _own_part(self, release: str, error: Exception | None) -> None:
@@ -249,6 +305,9 @@ class Agent:
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
         self._windows.observe(model, result.report if isinstance(result, Answer) else None)
+        release = self._engine.serving.get(model)
+        named = release.manifest.model if release is not None else model
+        self._metrics.observe(named, result.report if isinstance(result, Answer) else result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions
@@ -258,10 +317,25 @@ class Agent:
         windows = self._windows.take(self._engine.serving, now)
         return telemetry(session, sequence, self._settings.emulate, now, windows), worth
 
-    def _make_runtime(self, plan: Plan) -> Runtime:
+    def _start_host(self, release: Release, plan: Plan) -> Host:
+        """Where a release's slices run."""
+        setup = self._setup()
+        if not self._settings.isolate:
+            return in_process(lambda plan: self._runtime(plan, setup))(release, plan)
+        bounds = Bounds(self._settings.worker_memory_bytes or default_memory(machine_memory()))
+        slice_s = plan.slice_s if self._settings.emulate else None
+        return Hosted(
+            release, plan, setup, bounds, slice_s=slice_s, processor=self._processor, lost=self._own_part
+        )  # fmt: skip
+
+    def _setup(self) -> Setup:
         if self._settings.emulate:
-            return EmulatedRuntime(EngineByFormat(threads=self._settings.threads or 1), plan.slice_s, self._processor)
-        return EngineByFormat(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+            return Setup(threads=self._settings.threads or 1)
+        return Setup(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+
+    def _runtime(self, plan: Plan, setup: Setup) -> Runtime:
+        engine = EngineByFormat(setup=setup)
+        return EmulatedRuntime(engine, plan.slice_s, self._processor) if self._settings.emulate else engine
 
     def _make_remote(self, tls: Any) -> Remote | None:
         """The offload server, behind an emulated link where one is asked for."""
@@ -277,4 +351,23 @@ class Agent:
         self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
         self._shaped.start()
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
-        return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
+        return Remote(url, tls, via=self._via)
+
+    @property
+    def _via(self) -> tuple[str, int] | None:
+        """Where the emulated link to the cloud is entered."""
+        return ("127.0.0.1", self._shaped.port) if self._shaped is not None else None
+
+    def _make_gateway(self) -> GatewayServer | None:
+        if self._settings.gateway is None:
+            return None
+        if self._remote is None:
+            raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
+        onward = Onward(self._remote.url, self._via)
+        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward)
+
+    def _serves(self) -> dict[str, str] | None:
+        """Of a gateway: where it listens, and why devices cannot offload there, if they cannot."""
+        if self._gateway is None:
+            return None
+        return {"at": self._settings.gateway or "", "trouble": self._gateway.trouble}

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, UsageError
-from edgesplit.runtime import Tensor, Timing, execute
+from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Request
+from edgesplit_agent.worker.host import WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -31,31 +33,56 @@ class Device:
         self._margin_s = margin_s
         self._own_part = own_part
 
-    def run(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing) -> Live:
-        """Run slices, in this thread, when the processor is free. DeadlineExceeded, Dropped, or why they failed."""
+    def run(
+        self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, *, again: bool = True
+    ) -> Live:
+        """Run slices, in this thread, when the processor is free; `again`, if the worker that ran them was lost.
+        DeadlineExceeded, Dropped, or why they failed."""
         if not slices:
             return dict(tensors)
+        tail, queued = timing is not request.timing, perf_counter()
         with self._processor.turn(request.place, request.deadline - self._margin_s):
+            request.course.waited(queued, tail=tail)
+            began = perf_counter()
             try:
-                live = execute(request.release.programs, slices, tensors, timing)
-            except UsageError:  # the application's, not the release's
+                live = self._run(request, slices, tensors, timing, again)
+            except (UsageError, DeadlineExceeded, WorkerLost):  # the application's; lost workers are told of elsewhere
                 raise
             except Exception as error:
                 self._tell(request.release.digest, error)
                 raise
+            finally:
+                request.course.ran(slices, request.release, timing, began, tail=tail)
         self._tell(request.release.digest, None)
         return live
 
+    def _run(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, again: bool) -> Live:
+        until = request.deadline - min(self._margin_s, request.left_s / 4)
+        try:
+            return request.release.run(slices, tensors, timing, until)
+        except WorkerLost as lost:
+            if not again:
+                raise
+            log.warning("%s; once more", lost)
+            return request.release.run(slices, tensors, timing, until)
+
     def run_in_time(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing) -> Live:
-        """The same on another thread, which is left alone with it when the deadline comes."""
+        """The same; where the run itself could outlast the deadline on another thread, which is left alone with it."""
         if not slices:
             self._processor.begin(request.place)
             return dict(tensors)
+        if request.release.host.in_time:
+            try:
+                return self.run(request, slices, tensors, timing, again=False)
+            except EdgeError:
+                raise
+            except Exception as error:
+                raise InferenceFailed(f"the device's part failed: {error!r}") from error
         done: queue.SimpleQueue[Live | Exception] = queue.SimpleQueue()
 
         def work() -> None:
             try:
-                done.put(self.run(request, slices, tensors, timing))
+                done.put(self.run(request, slices, tensors, timing, again=False))
             except Exception as error:
                 done.put(error)
             except BaseException as error:

@@ -21,9 +21,12 @@ from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFo
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor
+from edgesplit.seen import trace
+from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.wishes import NONE, Hedge, Wishes
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.cloud import IDLE_PROBE_S, WAKE_UP, Cloud
+from edgesplit_agent.course import Course
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device, Live, OwnPart
 from edgesplit_agent.finishing import Finishing, finished
@@ -33,6 +36,7 @@ from edgesplit_agent.patience import MARGIN_S
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
 
@@ -74,7 +78,9 @@ class Engine:
         observe: Observer | None = None,
         own_part: OwnPart | None = None,
         remote_of: RemoteOf | None = None,
+        tracer: Tracer = OFF,
     ) -> None:
+        self._tracer = tracer
         self._settings = settings or Settings()
         self._observer = observe or (lambda model, result: None)
         self._remote_of = remote_of or (lambda release: None)
@@ -226,26 +232,41 @@ class Engine:
         return answer
 
     def _admitted(self, request: Request) -> Answer:
-        with self._processor.admitted(request.place):
-            try:
+        request.course = Course.begin(self._tracer, request.model)
+        try:
+            with (
+                trace.working_for(request.course.span.context, request.id),
+                self._processor.admitted(request.place),
+            ):
                 answer = self._answer(request)
-            except Exception as error:
-                self._observe(request.model, error)
-                raise
+        except Exception as error:
+            request.course.failed(error)
+            self._observe(request.model, error)
+            raise
+        request.course.answered(answer.report)
         self._observe(request.model, answer)
         return answer
 
     def _answer(self, request: Request) -> Answer:
         release = request.release
+
+        def choose(now: Conditions) -> Row | None:
+            return self._choose(request.model, release, now)
+
         try:
-            return self._by(request, lambda now: self._choose(request.model, release, now))
+            return self._by(request, choose)
         except _OwnPartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             rows = [row for row in release.plan.rows if not row.device]
             try:
                 return self._by(request, lambda now: plan.best(rows, now), cause="device")
             except _NoRow:  # what the device said is the reason
-                raise failure.error from None
+                if not isinstance(failure.error, WorkerLost):
+                    raise failure.error from None
+        try:  # another worker is on its way
+            return self._by(request, choose)
+        except _OwnPartFailed as again:
+            raise again.error from None
 
     def _by(self, request: Request, choose: Callable[[Conditions], Row | None], cause: str = "") -> Answer:
         """The answer by the row chosen. `cause`: why it is not the first one chosen."""

@@ -20,6 +20,8 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.seen import logs
+from edgesplit.seen.listener import parse_address
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
@@ -28,6 +30,7 @@ from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.foreign import Trust
+from edgesplit_agent.gateway import listen_address
 from edgesplit_agent.hedging import PART
 from edgesplit_agent.room import parse_size
 
@@ -70,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     run.add_argument("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
     run.add_argument("--foreign-key", type=Path, metavar="FILE", help="its private key")
+    run.add_argument(
+        "--gateway",
+        metavar="[HOST]:PORT",
+        help="listen there for devices that offload through this one, which was claimed as a gateway",
+    )
     run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
     run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
@@ -112,6 +120,16 @@ def _parser() -> argparse.ArgumentParser:
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
     run.add_argument(
+        "--worker",
+        choices=("process", "none"),
+        default="process",
+        help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
+    )
+    run.add_argument(
+        "--worker-memory", type=_size, default=0, metavar="SIZE",
+        help="a worker process takes no more, as in 500MB (default: half of the memory)",
+    )  # fmt: skip
+    run.add_argument(
         "--hedge",
         default="auto",
         choices=get_args(Hedge),
@@ -134,7 +152,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PID",
         help="stop when the parent (of that number) ends",
     )
-    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    run.add_argument(
+        "--metrics", type=_metrics, metavar="ADDRESS:PORT",
+        help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
+    )  # fmt: skip
+    run.add_argument("--log-level", default="info", choices=logs.LEVELS)
+    run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="what the agent on this folder does now")
     _data(status)
@@ -197,6 +220,13 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _metrics(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _threads(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
@@ -228,6 +258,8 @@ def check(options: argparse.Namespace) -> None:
         parse_link(options.link)
     if options.broker:
         host_and_port(options.broker, "broker")
+    if options.gateway:
+        listen_address(options.gateway)
     if options.port:
         try:
             socket.create_server(("127.0.0.1", options.port)).close()
@@ -238,9 +270,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.configure(options.log_level, options.log_format)
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
     stop = threading.Event()
     on_stop_signals(stop.set)
@@ -265,7 +295,10 @@ def _run(options: argparse.Namespace) -> int:
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
                 foreign=_foreign(options),
+                metrics=options.metrics,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
+                isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
+                gateway=options.gateway,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

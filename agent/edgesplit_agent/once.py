@@ -53,6 +53,7 @@ class Once(Generic[T]):
         self._lock = threading.Lock()
         self._futures: OrderedDict[Key, Future[T]] = OrderedDict()
         self._sizes: dict[Key, int] = {}
+        self._held = 0
         self.joined = 0
         """Requests that were given another one's answer."""
 
@@ -89,15 +90,16 @@ class Once(Generic[T]):
         future.set_result(result)
         with self._lock:
             self._sizes[key] = self._size_of(result)
+            self._held += self._sizes[key]
         self._trim()
         return result
 
     def _trim(self) -> None:
         """Forget the oldest finished ones beyond the bounds; a running one is never forgotten."""
         with self._lock:
-            held = sum(self._sizes.values())
-            for key in [key for key, future in self._futures.items() if future.done()]:
-                if len(self._futures) <= self._entries and held <= self._held_bytes:
+            while len(self._futures) > self._entries or self._held > self._held_bytes:
+                oldest = next((key for key, future in self._futures.items() if future.done()), None)
+                if oldest is None:
                     return
-                del self._futures[key]
-                held -= self._sizes.pop(key, 0)
+                del self._futures[oldest]
+                self._held -= self._sizes.pop(oldest, 0)

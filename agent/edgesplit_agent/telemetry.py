@@ -6,10 +6,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgesplit import plan
-from edgesplit.messages import Telemetry, Window
+import msgspec
+
+from edgesplit import messages, plan
+from edgesplit.limits import LIMITS
+from edgesplit.messages import PhaseSeconds, Telemetry, Window
 from edgesplit.plan import Conditions
-from edgesplit.report import Report
+from edgesplit.report import PHASES, Report, phases
+from edgesplit.seen.histogram import Histogram
 from edgesplit_agent.active import ActiveRelease
 
 KEPT = 4096
@@ -31,6 +35,7 @@ class Tally:
     link_s: float = 0.0
     remote_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
+    phases: dict[str, Histogram] = field(default_factory=dict)
 
     def answered(self, report: Report) -> None:
         """Count one answer."""
@@ -45,6 +50,8 @@ class Tally:
         self.remote_s += report.remote_s
         if len(self.latencies_s) < KEPT:
             self.latencies_s.append(report.latency_s)
+        for name, seconds in phases(report).items():
+            self.phases.setdefault(name, Histogram()).observe(seconds)
 
 
 class Windows:
@@ -99,6 +106,11 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
         device_s=tally.device_s / answered,
         link_s=tally.link_s / answered,
         remote_s=tally.remote_s / answered,
+        phases=tuple(
+            PhaseSeconds(name, tally.phases[name].total, tally.phases[name].sparse())
+            for name in PHASES
+            if name in tally.phases
+        ),
     )
 
 
@@ -109,8 +121,8 @@ def quantile(values: list[float], part: float) -> float:
 
 
 def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, windows: tuple[Window, ...]) -> Telemetry:
-    """The whole message."""
-    return Telemetry(
+    """The whole message, no longer than a controller reads."""
+    whole = Telemetry(
         session=session,
         sequence=sequence,
         emulated=emulated,
@@ -119,3 +131,20 @@ def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, wind
         remote_ok=now.remote_ok,
         models=windows,
     )
+    return fitting(whole)
+
+
+def fitting(whole: Telemetry, most_bytes: int = LIMITS.telemetry_bytes) -> Telemetry:
+    """The same, without the phases of as many models as must be, the least asked first, to fit into one message."""
+    excess = len(messages.encode(whole)) - most_bytes
+    windows = list(whole.models)
+    for place in sorted(range(len(windows)), key=lambda one: windows[one].requests):
+        if excess <= 0:
+            break
+        excess -= len(messages.encode(windows[place])) - len(messages.encode(_bare(windows[place])))
+        windows[place] = _bare(windows[place])
+    return msgspec.structs.replace(whole, models=tuple(windows))
+
+
+def _bare(one: Window) -> Window:
+    return msgspec.structs.replace(one, phases=())

@@ -14,11 +14,17 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from edgesplit.errors import EdgeError, UsageError
+from edgesplit.http1 import Server
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port
 from edgesplit.remote import Remote
+from edgesplit.seen import logs, spans
+from edgesplit.seen.exposition import PATH, metrics_response
+from edgesplit.seen.listener import metrics_server, parse_address
 from edgesplit_offload.onward import WAITING, Onward
 from edgesplit_offload.server import OffloadServer
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8500
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -27,7 +33,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
     options = _parser().parse_args(argv)
-    logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(options.log, options.log_format)
     try:
         serve(options)
     except EdgeError as error:
@@ -42,6 +48,7 @@ def serve(options: argparse.Namespace) -> None:
     on_stop_signals(ending.set)
     if options.die_with_parent is not None:
         end_with_parent(options.die_with_parent)
+    tracer = spans.configured("edgesplit-offload", {})
     server = OffloadServer(
         options.releases,
         _read(options.root),
@@ -49,12 +56,27 @@ def serve(options: argparse.Namespace) -> None:
         port=options.port,
         tls=_tls(options),
         revoked=_revoked(options),
+        tracer=tracer,
         onward=_onward(options),
     )
     server.start()
+    scraped = _scraped(options.metrics, server)
     print(f"offload: listening on {server.url}", flush=True)
     wait_until(ending)
     server.stop(options.drain)
+    if scraped is not None:
+        scraped.stop()
+    tracer.stop()
+
+
+def _scraped(address: str | None, server: OffloadServer) -> Server | None:
+    """The page for Prometheus, on a port of its own."""
+    if address is None:
+        return None
+    scraped = metrics_server(parse_address(address), lambda: metrics_response(server.series()))
+    scraped.start()
+    log.info("metrics at %s%s", scraped.url, PATH)
+    return scraped
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,7 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
-    add("--log", default="info", choices=["debug", "info", "warning", "error"], help="level (default %(default)s)")
+    add(
+        "--metrics",
+        metavar="ADDRESS:PORT",
+        help="answer Prometheus at /metrics there, in plain HTTP (default: nowhere; devices never may)",
+    )
+    add("--log", default="info", choices=logs.LEVELS, help="level (default %(default)s)")
+    add("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line (default %(default)s)")
     add(
         "--die-with-parent",
         type=int,

@@ -18,15 +18,21 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from time import monotonic, perf_counter
 
+import edgesplit
 from edgesplit import codecs, oip
 from edgesplit.bodies import CODINGS, UnknownCoding, decoded
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
 from edgesplit.runtime import Runtime, Tensor, execute
 from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit.seen import families
+from edgesplit.seen.ledger import Series, gauge
+from edgesplit.seen.spans import OFF, Tracer
+from edgesplit.seen.timeline import DECODE, ENCODE, HOP, QUEUE, RUN
 from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, deadline_left_s
 from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
 from edgesplit_offload.turns import Turns
+from edgesplit_offload.visits import RELAYED, Visit, Visits
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +76,12 @@ class OffloadServer:
         at_once: int | None = None,
         waiting: int | None = None,
         revoked: Container[object] = frozenset(),
+        tracer: Tracer = OFF,
         onward: Onward | None = None,
     ) -> None:
         """`onward`: of a gateway, the next tier."""
         self._revoked = revoked
+        self._visits = Visits(tracer)
         self._onward = onward
         runs = at_once or os.cpu_count() or 1
         self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat())
@@ -107,11 +115,24 @@ class OffloadServer:
         if self._onward is not None:
             self._onward.close()
 
+    def series(self) -> list[Series]:
+        """What this process has counted, and how it is now; for /metrics."""
+        return [
+            *self._visits.ledger.series(),
+            gauge(families.OFFLOAD_INFO, 1.0, edgesplit.__version__),
+            gauge(families.OFFLOAD_PROCESSES, 1.0),
+            gauge(families.OFFLOAD_RUNNING, self._turns.running),
+            gauge(families.OFFLOAD_WAITING, self._turns.waiting),
+            gauge(families.OFFLOAD_LOAD, max(1.0, self._turns.load)),
+            gauge(families.OFFLOAD_LOADED_MODELS, len(self._shelf.model_names())),
+        ]
+
     def _answer(self, request: Request) -> Response:
         """The response, with what it took in here and how loaded that is."""
         began = perf_counter()
         try:
             if request.peer_serial in self._revoked:
+                self._visits.refused()
                 return error_response(403, "this certificate was revoked")
             response = self._route(request)
         except UnknownCoding as error:
@@ -134,24 +155,27 @@ class OffloadServer:
             return _not_allowed(method)
         if found["version"] not in (None, VERSION):
             raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
-        if verb == "/infer" and self._onward is not None:
-            return self._infer_or_relay(request, found["model"], self._onward)
-        return self._of_model(request, self._shelf.model(found["model"]), verb)
+        if verb == "/infer":
+            with self._visits.visit(request) as visit:
+                if self._onward is not None:
+                    return self._infer_or_relay(request, found["model"], self._onward, visit)
+                return self._infer(request, self._shelf.model(found["model"]), visit)
+        return self._of_model(self._shelf.model(found["model"]), verb)
 
-    def _infer_or_relay(self, request: Request, name: str, onward: Onward) -> Response:
+    def _infer_or_relay(self, request: Request, name: str, onward: Onward, visit: Visit) -> Response:
         """A gateway's answer: by itself, by itself and the next tier, or the next tier's as it is."""
         try:
             model = self._shelf.model(name)
             if model.through_gateway:
-                return self._infer(request, model)
+                return self._infer(request, model, visit)
         except NOT_HERE as error:
             log.info("%s is relayed: %s", name[:200], error)
+        visit.model, visit.row = RELAYED, ""
         body = decoded(request.body, request.headers.get("content-encoding", ""))
-        return onward.relay(request, deadline_left_s(request, body))
+        with visit.timeline.phase(HOP):
+            return onward.relay(request, deadline_left_s(request, body))
 
-    def _of_model(self, request: Request, model: RemoteModel, verb: str | None) -> Response:
-        if verb == "/infer":
-            return self._infer(request, model)
+    def _of_model(self, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/ready":
             model.programs()
             return Response()
@@ -159,29 +183,36 @@ class OffloadServer:
             return json_response(200, oip.model_config(model.name, model.wire_inputs, model.outputs))
         return json_response(200, oip.model_metadata(model.name, [VERSION], model.wire_inputs, model.outputs))
 
-    def _infer(self, request: Request, model: RemoteModel) -> Response:
+    def _infer(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
         arrived = monotonic()
-        body = decoded(request.body, request.headers.get("content-encoding", ""))
-        asked = oip.decode_request(body, oip.header_length(request.headers))
-        inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
-        oip.check_tensors(inputs, model.inputs)
-        oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
+        visit.model, visit.row = model.served, model.row.name
+        with visit.timeline.phase(DECODE):
+            body = decoded(request.body, request.headers.get("content-encoding", ""))
+            asked = oip.decode_request(body, oip.header_length(request.headers))
+            inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
+            oip.check_tensors(inputs, model.inputs)
+            oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
         patience_s = oip.timeout_s(asked.parameters)
         deadline = None if patience_s is None else arrived + patience_s
-        finished = self._finish(model, Asked(asked.id, inputs, deadline, request.closed))
-        outputs = oip.pick_outputs(finished.outputs, asked.outputs)
-        answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
-        buffers, length = oip.encode_response(answer, asked.binary_outputs)
+        finished = self._finish(model, Asked(asked.id, inputs, deadline, request.closed, visit.timeline))
+        with visit.timeline.phase(ENCODE):
+            outputs = oip.pick_outputs(finished.outputs, asked.outputs)
+            answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
+            buffers, length = oip.encode_response(answer, asked.binary_outputs)
+        visit.sent = sum(len(part) for part in buffers)
         kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
         sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
-        return Response(200, {**kind, **sized, **finished.headers}, buffers)
+        return Response(200, {**kind, **sized, **finished.headers, **visit.headers()}, buffers)
 
     def _finish(self, model: RemoteModel, asked: Asked) -> Finished:
         """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""
 
         def run(part: RemoteModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            queued = perf_counter()
             with self._turns.take(asked.deadline, asked.is_gone):
-                return _run(part, inputs)
+                asked.timeline.add(QUEUE, queued, perf_counter())
+                with asked.timeline.phase(RUN):
+                    return _run(part, inputs)
 
         if self._onward is not None and model.row.hops:
             return self._onward.finish(model, asked, run)

@@ -72,6 +72,11 @@ class RemoteModel:
             one for spec in self.inputs for one in codecs.wire_specs(spec, codec_of.get(spec.name, codecs.RAW))
         )
 
+    @property
+    def served(self) -> str:
+        """The model that it is a part of, as `name@version`."""
+        return self._shared.release.manifest.model
+
     def part(self, row: Row) -> RemoteModel:
         """A half of this row, by the name under which the next tier is asked for it."""
         digest, device_class, _ = oip.parse_remote_name(self.name)

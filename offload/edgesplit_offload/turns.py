@@ -31,6 +31,16 @@ class Turns:
         """What waiting makes of a run's seconds, as a factor of at least 1, smoothed."""
         return self._load
 
+    @property
+    def running(self) -> int:
+        """Runs now."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Those that wait now."""
+        return len(self._queue)
+
     @contextmanager
     def take(self, deadline: float | None = None, is_gone: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """One turn. Busy where the queue is full, DeadlineExceeded where it moves too slowly (`deadline` by the

@@ -21,7 +21,8 @@ from edgesplit.release import Slice
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors, execute
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.input import InputProgram
-from edgesplit.runtime.onnx import OnnxRuntime, Optimise
+from edgesplit.runtime.onnx import OnnxRuntime
+from edgesplit.runtime.setup import Optimise
 from edgesplit_partitioner.confined import confine
 from edgesplit_partitioner.optimise import why_refused
 

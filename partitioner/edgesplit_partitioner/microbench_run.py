@@ -126,7 +126,7 @@ class _Run:
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         given = tuple(TensorSpec(one.name, "FP32", tuple(one.shape)) for one in session.get_inputs())
         out = tuple(TensorSpec(one.name, "FP32", ()) for one in session.get_outputs())
-        self._program = OnnxProgram(Slice("point", "onnx", (), given, out), session)
+        self._program = OnnxProgram(Slice("point", "onnx", (), given, out), (session, None))
         self._feeds = {one.name: _noise(one) for one in session.get_inputs()}
 
     def __call__(self) -> float:

@@ -1,7 +1,7 @@
 """edgesplit puts a neural network where it runs best: some layers on the device, the rest beyond the link.
 
-Users import `Client` and the errors from here; everything else is imported from its module. Importing this package
-loads neither numpy nor a runtime: `Client` is fetched on first use.
+Users import `Client`, `AsyncClient` and the errors from here; everything else is imported from its module. Importing
+this package loads neither numpy nor a runtime: the clients are fetched on first use.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from edgesplit.errors import (
 )
 
 if TYPE_CHECKING:
+    from edgesplit.async_client import AsyncClient
     from edgesplit.client import Answer, Client
+    from edgesplit.wishes import Wishes
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "AsyncClient",
     "Busy",
     "Client",
     "DeadlineExceeded",
@@ -43,6 +46,7 @@ __all__ = [
     "NotFound",
     "TrustError",
     "UsageError",
+    "Wishes",
     "__version__",
 ]
 
@@ -52,4 +56,12 @@ def __getattr__(name: str) -> object:
         from edgesplit import client
 
         return getattr(client, name)
+    if name == "AsyncClient":
+        from edgesplit import async_client
+
+        return async_client.AsyncClient
+    if name == "Wishes":
+        from edgesplit import wishes
+
+        return wishes.Wishes
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

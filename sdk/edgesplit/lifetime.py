@@ -13,6 +13,7 @@ from edgesplit.errors import UsageError
 
 WAKE_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NO_NEW_PRIVS: Final = 38
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,6 +25,11 @@ def end_with_parent(parent: int, signum: signal.Signals = signal.SIGTERM) -> Non
     parent = parent or os.getppid()
     if _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0 or os.getppid() != parent:
         raise UsageError("cannot end with the parent process: it has ended already, or this is not Linux")
+
+
+def gain_no_privileges() -> None:
+    """No program that this process starts can do more than it may itself (set-user-id and the like are void)."""
+    _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def on_stop_signals(stop: Callable[[], None]) -> None:

@@ -47,6 +47,8 @@ DATATYPES: dict[str, str] = {
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in DATATYPES.items()}
 """The numpy dtype of each of the protocol's names; BYTES is an object array of `bytes`."""
 
+SHARED_FROM = 16_384
+"""Tensors of fewer bytes are not worth a place in shared memory: they travel in the body."""
 _ALIGN = 64
 _RANK = 16
 _BYTES_PREFIX = struct.Struct("<I")
@@ -66,6 +68,8 @@ class InferRequest:
     """Inputs that lie in shared memory, where whoever sends the request has put them."""
     outputs_at: Mapping[str, Place] = field(default_factory=dict)
     """Outputs that are to be put into shared memory."""
+    answer_at: Place | None = None
+    """Room for large outputs that have no place of their own (ours; Triton has no such thing)."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,8 @@ def encode_request(request: InferRequest) -> tuple[Buffers, int]:
         ]
     else:
         parameters["binary_data_output"] = request.binary_outputs is not False
+    if request.answer_at is not None:
+        parameters.update(request.answer_at.parameters())
     head["parameters"] = parameters
     head["inputs"] = [entry for entry, _ in parts]
     json = _aligned(head)
@@ -155,13 +161,15 @@ def encode_response(
     binary: Binary = True,
     *,
     at: Mapping[str, Place] | None = None,
+    room: Place | None = None,
     memory: Memory | None = None,
 ) -> tuple[Buffers, int | None]:
     """The body in parts, and the length of its JSON part, or None where all of it is JSON. Outputs that have a place in
-    `at` are put into `memory`; UsageError where one is too small."""
+    `at` are put into `memory`, UsageError where one is too small; other large ones too while there is `room`."""
+    places = {**(_within(room, response.outputs) if room is not None else {}), **(at or {})}
     parts: list[tuple[dict[str, Any], bytes | memoryview]] = []
     for name, tensor in response.outputs.items():
-        place = (at or {}).get(name)
+        place = places.get(name)
         if place is not None and memory is not None:
             parts.append((_put(name, tensor, place, memory), b""))
         else:
@@ -198,6 +206,7 @@ def decode_request(body: Body, header_length: int | None, memory: Memory | None 
         parameters=head.parameters,
         binary_outputs=frozenset(as_bytes) if names else default,
         outputs_at=_outputs_at(head.outputs, memory),
+        answer_at=_checked("the answer", place_of("the answer", head.parameters), memory),
     )
 
 
@@ -343,9 +352,26 @@ def _wanted_at(place: Place | None, binary: bool) -> dict[str, Any]:
 
 def _outputs_at(wanted: list[_Wanted], memory: Memory | None) -> dict[str, Place]:
     """Where outputs are to be put; each place is there now."""
-    places = {one.name: place for one in wanted if (place := place_of(one.name, one.parameters)) is not None}
-    for name, place in places.items():
+    places = {one.name: _checked(one.name, place_of(one.name, one.parameters), memory) for one in wanted}
+    return {name: place for name, place in places.items() if place is not None}
+
+
+def _checked(name: str, place: Place | None, memory: Memory | None) -> Place | None:
+    """The place, which is there now."""
+    if place is not None:
         _served(name, memory).check(place)
+    return place
+
+
+def _within(room: Place, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
+    """Places in `room` for the large tensors, one behind the other, as far as they fit."""
+    places: dict[str, Place] = {}
+    offset, end = room.offset, room.offset + room.size
+    for name, tensor in tensors.items():
+        offset += -offset % _ALIGN
+        if tensor.nbytes >= SHARED_FROM and tensor.dtype.kind not in "OSU" and offset + tensor.nbytes <= end:
+            places[name] = Place(room.region, tensor.nbytes, offset)
+            offset += tensor.nbytes
     return places
 
 

@@ -28,6 +28,8 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.release import TensorSpec
 from edgesplit.runtime import Tensor
+from edgesplit.seen import trace
+from edgesplit.seen.timeline import SERVER_TIMING, read_server_timing
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ HOP_SERVER_HEADER = "edgesplit-hop-server-seconds"
 HOP_CAUSE_HEADER = "edgesplit-hop-cause"
 HEALTH = "/v2/health/live"
 PROBE_BYTES = 16_384
+CLAIM_SLACK_S = 1e-4
+"""By which rounding may make a server's phases longer than its seconds."""
 IDLE_CONNECTIONS = 4
 CONNECT_S = 5.0
 """For the handshakes of a new connection: a call cannot be dropped before TCP's is through."""
@@ -79,6 +83,10 @@ class RemoteAnswer:
     load: float
     up_bytes: int
     down_bytes: int
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase of `server_s`, as the server tells them (`edgesplit.seen.timeline.SERVER_PHASES`)."""
+    decode_s: float = 0.0
+    """Making tensors of what came, after `elapsed_s`."""
     hop_s: float = 0.0
     """Of `server_s`: what a gateway waited for the tier beyond it, their link included."""
     hop_server_s: float = 0.0
@@ -267,7 +275,8 @@ class Remote:
         }
         if asked.coding:
             headers["content-encoding"] = asked.coding
-        return self._asked(asked, Wish("POST", infer_path(asked.name), headers, asked.body), call, timeout_s)
+        wish = Wish("POST", infer_path(asked.name), headers | trace.outgoing(), asked.body)
+        return self._asked(asked, wish, call, timeout_s)
 
     def _asked(self, asked: Ask, wish: Wish, call: Call, timeout_s: float) -> Outcome:
         outcome = self._exchange(wish, call, timeout_s)
@@ -277,7 +286,7 @@ class Remote:
         self, path: str, headers: Mapping[str, str], body: Body, call: Call, timeout_s: float
     ) -> Relayed | RemoteFailure:
         """Hand somebody else's request on as it is; nothing of it or of the answer is looked at."""
-        sent = {"content-length": str(len(body)), **headers}
+        sent = {"content-length": str(len(body)), **headers, **trace.outgoing()}
         outcome = self._exchange(Wish("POST", path, sent, [memoryview(body)]), call, timeout_s)
         if isinstance(outcome, RemoteFailure):
             return outcome
@@ -333,6 +342,7 @@ class Remote:
             return RemoteFailure(self._cause(reply.status), text, reply.elapsed_s, reply.status)
         if len(reply.body) > LIMITS.http_body_bytes:
             return RemoteFailure("server", "the answer is larger than any may be", reply.elapsed_s)
+        began = perf_counter()
         try:
             response = oip.decode_response(reply.body, oip.header_length(reply.headers))
             if response.model != asked.name:
@@ -355,6 +365,8 @@ class Remote:
             hop_s=hop_s,
             hop_server_s=min(reply.number(HOP_SERVER_HEADER, 0.0), hop_s),
             hop_cause=reply.headers.get(HOP_CAUSE_HEADER, "")[:80],
+            phases=_phases(reply, server_s),
+            decode_s=perf_counter() - began,
         )
 
     def _cause(self, status: int) -> Cause:
@@ -461,6 +473,12 @@ class _Reply:
         except ValueError:
             return default
         return value if 0.0 <= value < 1e6 else default
+
+
+def _phases(reply: _Reply, server_s: float) -> Mapping[str, float]:
+    """What the server says it did in its seconds; nothing where it claims more than they are."""
+    told = read_server_timing(reply.headers.get(SERVER_TIMING, ""))
+    return told if sum(told.values()) <= server_s + CLAIM_SLACK_S else {}
 
 
 def _error_text(body: bytes) -> str:

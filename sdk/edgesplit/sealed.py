@@ -196,6 +196,18 @@ class SliceInMemory:
         self.name = name
         self._files: dict[str, int] = {}
 
+    @classmethod
+    def of(cls, name: str, files: dict[str, int]) -> SliceInMemory:
+        """A slice that another process has opened, by the descriptors of its files, which are this object's now."""
+        memory = cls(name)
+        memory._files = files
+        return memory
+
+    @property
+    def descriptors(self) -> Mapping[str, int]:
+        """Of each file, to be handed to another process; this object's own."""
+        return self._files
+
     def __enter__(self) -> SliceInMemory:
         return self
 

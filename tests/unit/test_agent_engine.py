@@ -39,9 +39,9 @@ from edgesplit.errors import (
 )
 from edgesplit.floor import Floor
 from edgesplit.plan import Row
-from edgesplit.release import Chunk, Golden, decode_manifest, encode_manifest
+from edgesplit.release import Chunk, Golden, decode_manifest, device_slices, encode_manifest
 from edgesplit.remote import Remote
-from edgesplit_agent.active import check_golden, close, device_slices, plan_for
+from edgesplit_agent.active import check_golden, close, plan_for
 from edgesplit_agent.engine import Engine, Settings, known
 
 

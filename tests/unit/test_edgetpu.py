@@ -19,10 +19,9 @@ from agent_world import CUT, EXPECTED, INPUT, LOCAL, Step, active, programs
 from edgesplit.errors import MalformedMessage, ModelRefused
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.profiles import load_profile
-from edgesplit.release import Compiled, decode_manifest, encode_manifest
+from edgesplit.release import Compiled, decode_manifest, device_slices, encode_manifest
 from edgesplit.runtime import execute, tflite
 from edgesplit.runtime.tflite import LiteRtRuntime
-from edgesplit_agent.active import device_slices
 from edgesplit_controller.registry import LoadedModel
 from edgesplit_controller.releasing import compiled_for
 from edgesplit_partitioner import edgetpu

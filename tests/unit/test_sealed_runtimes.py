@@ -21,8 +21,9 @@ from edgesplit.release import Slice, SliceFile, TensorSpec
 from edgesplit.runtime import Tensor, tflite
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.load import load_slice
-from edgesplit.runtime.onnx import GRAPH, WEIGHTS, OnnxRuntime, Optimise
+from edgesplit.runtime.onnx import GRAPH, WEIGHTS, OnnxRuntime
 from edgesplit.runtime.onnx_weights import weights_outside
+from edgesplit.runtime.setup import Optimise
 from edgesplit.runtime.tflite import LiteRtRuntime
 from edgesplit.sealed import SliceInMemory, open_slice, seal_slice, slice_key
 from edgesplit_partitioner.chunks import slice_file

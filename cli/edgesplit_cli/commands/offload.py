@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from edgesplit.seen.logs import FORMATS
+from edgesplit_cli.addresses import METRICS
 from edgesplit_offload.main import main as serve_main
 
 
@@ -23,9 +25,12 @@ def offload() -> None:
     help="Port to listen on. [default: the controller's offload port]",
 )
 @click.option("--bind", default=None, help="Address to listen on. [default: the controller's]")
+@click.option("--metrics", type=METRICS, default=None, help="Answer Prometheus at /metrics there, in plain HTTP.")
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
 @click.pass_obj
-def serve(data: Path, port: int | None, bind: str | None) -> None:
+def serve(data: Path, port: int | None, bind: str | None, metrics: tuple[str, int] | None, log_format: str) -> None:
     """Run the offload server of this data folder here, beside an `edgectl up --no-offload`."""
     from edgesplit_controller.up import offload_arguments
 
-    sys.exit(serve_main(offload_arguments(data, port=port, bind=bind)))
+    more = ["--log-format", log_format, *(["--metrics", METRICS.text(metrics)] if metrics else [])]
+    sys.exit(serve_main(offload_arguments(data, port=port, bind=bind) + more))

@@ -7,33 +7,39 @@ from collections.abc import Callable, Mapping
 from edgesplit.errors import ModelRefused
 from edgesplit.release import Slice
 from edgesplit.runtime import Program, Runtime
+from edgesplit.runtime.setup import Setup
 from edgesplit.sealed import SliceSource
 
 
-def _onnx(threads: int) -> Runtime:
+def _onnx(setup: Setup) -> Runtime:
     from edgesplit.runtime.onnx import OnnxRuntime
 
-    return OnnxRuntime(threads=threads)
+    return OnnxRuntime(setup.threads, setup.optimise, spinning=setup.spinning, providers=setup.providers)
 
 
-def _tflite(threads: int) -> Runtime:
+def _tflite(setup: Setup) -> Runtime:
     from edgesplit.runtime.tflite import LiteRtRuntime
 
-    return LiteRtRuntime(threads=threads)
+    return LiteRtRuntime(threads=setup.threads)
 
 
-ENGINES: Mapping[str, Callable[[int], Runtime]] = {"onnx": _onnx, "tflite": _tflite}
-"""By slice format; each is made with a number of threads."""
+ENGINES: Mapping[str, Callable[[Setup], Runtime]] = {"onnx": _onnx, "tflite": _tflite}
+"""By slice format."""
 
 
 class EngineByFormat:
-    """A runtime for slices of every format; all engines use the same number of threads."""
+    """A runtime for slices of every format; all engines share one setup."""
 
     name = "by-format"
 
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    def __init__(self, threads: int = 1, setup: Setup | None = None) -> None:
+        self.setup = setup or Setup(threads=threads)
         self._engines: dict[str, Runtime] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of how slices run here: an accelerator that is not used, and why."""
+        return tuple(note for engine in self._engines.values() for note in getattr(engine, "notes", ()))
 
     def load(self, slice_: Slice, folder: SliceSource) -> Program:
         """The slice on its engine; ModelRefused if that is not installed or cannot take it."""
@@ -41,7 +47,7 @@ class EngineByFormat:
             raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which no engine here runs")
         if slice_.format not in self._engines:
             try:
-                self._engines[slice_.format] = ENGINES[slice_.format](self.threads)
+                self._engines[slice_.format] = ENGINES[slice_.format](self.setup)
             except ImportError as error:
                 raise ModelRefused(
                     f"slice {slice_.name}: the engine for {slice_.format} is missing: {error}"

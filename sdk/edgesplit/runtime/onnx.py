@@ -2,14 +2,16 @@
 
 `exact` runs the graph as it was cut: on one machine, with one thread count, a chain of slices gives the whole model's
 bits. `fast` lets onnxruntime fuse further (25-30 % faster, 3e-7 off). Models are loaded by path, so that the weights
-beside the graph are mapped, not copied; decrypted ones are read in place from memory. Threads never spin between
-operators: many sessions share one machine here.
+beside the graph are mapped, not copied; decrypted ones are read in place from memory. Threads spin between operators
+only where that was measured to pay: many sessions share one machine here. Where an accelerator refuses a slice or fails
+in a run, the CPU runs it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -17,40 +19,75 @@ import onnxruntime
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.release import Slice
 from edgesplit.runtime import Tensor, Tensors
+from edgesplit.runtime.onnx_providers import CPU, PROVIDERS, Accelerators
 from edgesplit.runtime.onnx_weights import shareable, weights_outside
+from edgesplit.runtime.setup import Optimise
 from edgesplit.sealed import SliceInMemory, SliceSource
 
 GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
 PLACEHOLDER = Path(__file__).parent / "in_memory"
 """An empty weights.bin: onnxruntime wants to see such a file, also where it was given every weight that is in it."""
-Optimise = Literal["exact", "fast"]
+
+
+Opened = tuple[onnxruntime.InferenceSession, object]
+"""A session, and what must live as long as it does."""
 
 
 class OnnxRuntime:
-    """Loads slices of format `onnx` for the CPU."""
+    """Loads slices of format `onnx`, for accelerators that are there, else for the CPU."""
 
     name = "onnxruntime"
 
-    def __init__(self, threads: int = 1, optimise: Optimise = "exact") -> None:
+    def __init__(
+        self,
+        threads: int = 1,
+        optimise: Optimise = "exact",
+        *,
+        spinning: bool = False,
+        providers: Sequence[str] = (),
+        available: Collection[str] | None = None,
+    ) -> None:
+        """`providers`: accelerators by their short names (`onnx_providers`), in the order in which they are tried."""
         self.threads = threads
         self.optimise: Optimise = optimise
+        self.spinning = spinning
+        there = onnxruntime.get_available_providers() if available is None else available
+        self._accelerators = Accelerators(providers, there)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which accelerator is not used, and why."""
+        return self._accelerators.notes
 
     def load(self, slice_: Slice, folder: SliceSource) -> OnnxProgram:
         """The slice whose files lie in `folder`, ready to run; ModelRefused if onnxruntime cannot take it."""
         if slice_.format != "onnx":
             raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which is not onnxruntime's")
-        kept: object = None
+        if self._accelerators.in_use:
+            try:
+                opened = self._open(slice_, folder, self._accelerators.in_use)
+                return OnnxProgram(slice_, opened, lambda why: self._on_cpu(slice_, folder, why))
+            except ModelRefused as refusal:
+                self._accelerators.refused(slice_.name, refusal)
+        return OnnxProgram(slice_, self._open(slice_, folder, ()))
+
+    def _on_cpu(self, slice_: Slice, folder: SliceSource, why: Exception) -> Opened:
+        """The slice's twin on the CPU, its accelerator having failed in a run."""
+        twin = self._open(slice_, folder, ())
+        self._accelerators.gone(slice_.name, why)
+        return twin
+
+    def _open(self, slice_: Slice, folder: SliceSource, accelerators: Sequence[str]) -> Opened:
+        providers = [PROVIDERS[name] for name in accelerators] + [CPU]
         try:
             if isinstance(folder, SliceInMemory):
-                session, kept = self._open_in_memory(folder)
-            else:
-                session = self._session(str(folder / GRAPH), self.options())
+                return self._open_in_memory(folder, providers)
+            return self._session(str(folder / GRAPH), self.options(), providers), None
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise ModelRefused(f"slice {slice_.name}: onnxruntime cannot load it: {error}") from error
-        return OnnxProgram(slice_, session, kept)
 
-    def _open_in_memory(self, memory: SliceInMemory) -> tuple[onnxruntime.InferenceSession, object]:
+    def _open_in_memory(self, memory: SliceInMemory, providers: list[str]) -> Opened:
         """A session, and the weights that it reads in place, which must live as long as it does.
 
         Where weights cannot be read in place it gets a copy: optimisers want to read them while the graph is built,
@@ -58,7 +95,7 @@ class OnnxRuntime:
         """
         graph, weights = memory.read(GRAPH), memory.mapped(WEIGHTS)
         if weights is None:
-            return self._session(graph, self.options()), None
+            return self._session(graph, self.options(), providers), None
         outside = weights_outside(graph)
         options = self.options()
         if self.optimise == "exact" and all(shareable(one) for one in outside):
@@ -66,13 +103,19 @@ class OnnxRuntime:
             for one, value in zip(outside, values, strict=True):
                 options.add_initializer(one.name, value)
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(PLACEHOLDER))
-            return self._session(graph, options), values
+            return self._session(graph, options, providers), values
         options.add_external_initializers_from_files_in_memory([WEIGHTS], [weights], [len(weights)])
-        return self._session(graph, options), None
+        return self._session(graph, options, providers), None
 
     @staticmethod
-    def _session(model: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    def _session(
+        model: str | bytes, options: onnxruntime.SessionOptions, providers: list[str]
+    ) -> onnxruntime.InferenceSession:
+        session = onnxruntime.InferenceSession(model, options, providers=providers)
+        if session.get_providers()[0] != providers[0]:  # onnxruntime itself falls back, and says so on a terminal only
+            raise RuntimeError(f"{providers[0]} cannot be used")
+        session.disable_fallback()
+        return session
 
     def options(self) -> onnxruntime.SessionOptions:
         """How every slice's session is opened; calibration opens its own the same way."""
@@ -82,7 +125,7 @@ class OnnxRuntime:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self.spinning)))
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
         return options
 
@@ -90,10 +133,11 @@ class OnnxRuntime:
 class OnnxProgram:
     """One slice in a session of its own; may run in several threads at once."""
 
-    def __init__(self, slice_: Slice, session: onnxruntime.InferenceSession, kept: object = None) -> None:
+    def __init__(self, slice_: Slice, opened: Opened, on_cpu: Callable[[Exception], Opened] | None = None) -> None:
+        """`on_cpu` opens the slice's twin, where this one is on an accelerator."""
         self.slice = slice_
-        self._session = session
-        self._kept = kept  # weights that the session reads in place: without them it would read freed memory
+        session, _ = self._opened = opened  # with weights that it reads in place, which must not be freed before
+        self._on_cpu = on_cpu
         self._inputs = tuple(one.name for one in session.get_inputs())
         self._outputs = tuple(one.name for one in session.get_outputs())
         if set(self._inputs) != {one.name for one in slice_.inputs} or not {
@@ -108,7 +152,19 @@ class OnnxProgram:
             raise InferenceFailed(f"slice {self.slice.name} lacks its inputs {missing}")
         feeds = {name: np.asarray(tensors[name]) for name in self._inputs}
         try:
-            values = self._session.run(self._outputs, feeds)
+            values: Sequence[Any] = self._opened[0].run(self._outputs, feeds)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
-            raise InferenceFailed(f"slice {self.slice.name}: {error}") from error
+            values = self._again(feeds, error)
         return {name: np.asarray(value) for name, value in zip(self._outputs, values, strict=True)}
+
+    def _again(self, feeds: dict[str, Tensor], error: Exception) -> Sequence[Any]:
+        """On the CPU, if it was an accelerator that failed and the CPU does not fail too."""
+        try:
+            if self._on_cpu is not None:
+                twin = self._on_cpu(error)
+                values: Sequence[Any] = twin[0].run(self._outputs, feeds)
+                self._opened, self._on_cpu = twin, None
+                return values
+        except Exception as twins:
+            raise InferenceFailed(f"slice {self.slice.name}: {error}; on the CPU: {twins}") from twins
+        raise InferenceFailed(f"slice {self.slice.name}: {error}") from error

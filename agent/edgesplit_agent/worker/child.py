@@ -1,0 +1,217 @@
+"""The worker's own process: opens slices, runs them where it is told to, and does nothing else.
+
+It gives up what it does not need before it opens anything, ignores the signals that are meant for the agent, and ends
+with it. Nothing here waits for time: the agent ends what takes too long.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgesplit.errors import EdgeError, InferenceFailed, MalformedMessage, ModelRefused, UsageError
+from edgesplit.lifetime import end_with_parent, gain_no_privileges
+from edgesplit.release import Slice
+from edgesplit.runtime import Program, Runtime, Timing, execute
+from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit.runtime.emulated import EmulatedRuntime
+from edgesplit.runtime.input import InputProgram
+from edgesplit.sealed import SliceInMemory, SliceSource
+from edgesplit_agent.worker.placing import Memory, get, packed, put, room_for
+from edgesplit_agent.worker.talk import (
+    TEXT,
+    Channel,
+    Failed,
+    Forget,
+    Give,
+    Kind,
+    Map,
+    Open,
+    Opened,
+    Ran,
+    Room,
+    Run,
+    Take,
+    TooSmall,
+    ToWorker,
+)
+
+NICER = 2
+"""The agent, which decides and answers, goes before."""
+MOST_FILES = 4_096
+LAST_WORDS = 3
+"""Exit code of a worker that was told something it does not understand."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the agent `arguments[1]` on the socket that is descriptor `arguments[0]` until it hangs up."""
+    end_with_parent(int(arguments[1]), signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # whoever stops the agent stops its workers through it
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
+    confine()
+    channel: Channel[ToWorker] = Channel(socket.socket(fileno=int(arguments[0])), ToWorker)  # type: ignore[arg-type]
+    try:
+        Child(channel).serve()
+    except (EOFError, ConnectionError):
+        return 0
+    except MalformedMessage as error:
+        print(error, file=sys.stderr)
+        return LAST_WORDS
+    return 0
+
+
+def confine() -> None:
+    """Give up what running a model does not take: new privileges, core dumps (tensors are private), writing files."""
+    gain_no_privileges()
+    os.nice(NICER)
+    for what, most in (
+        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, MOST_FILES),
+    ):  # fmt: skip
+        hard = resource.getrlimit(what)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+
+
+def limit_memory(size: int) -> None:
+    """Let the kernel refuse what this process reserves beyond so many bytes more than it has now (the engine's threads
+    reserve much that they never touch). Files that are mapped do not count."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    size += int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    most = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+class Child:
+    """What is open, and the memory that is shared."""
+
+    def __init__(self, channel: Channel[ToWorker]) -> None:
+        self._channel = channel
+        self._taken: dict[str, tuple[Slice, SliceSource | None]] = {}
+        self._programs: dict[str, Program] = {}
+        self._memory: dict[int, Memory] = {}
+        self._engine = EngineByFormat()
+
+    def serve(self) -> None:
+        """Until the agent hangs up: EOFError."""
+        while True:
+            message, files = self._channel.receive_files()
+            if isinstance(message, Run):
+                self._answer(message.number, lambda ask=message: self._run(ask))  # type: ignore[misc]
+            elif isinstance(message, Map):
+                self._map(message, files)
+            elif isinstance(message, Forget):
+                for number in message.segments:
+                    self._memory.pop(number, None)
+            elif isinstance(message, Take):
+                self._take(message, files)
+            elif isinstance(message, Open):
+                self._answer(0, lambda ask=message: self._open(ask))  # type: ignore[misc]
+            else:
+                raise MalformedMessage("more room for nothing")
+
+    def _answer(self, number: int, do: Callable[[], Ran | Opened]) -> None:
+        """What it gives, or why it cannot be: whatever a model does short of ending this process."""
+        try:
+            answer: Ran | Opened | Failed = do()
+        except (EOFError, ConnectionError):
+            raise
+        except UsageError as error:
+            answer = _failed(number, "usage", error)
+        except ModelRefused as error:
+            answer = _failed(number, "refused", error)
+        except MemoryError as error:
+            answer = _failed(number, "memory", error)
+        except Exception as error:
+            answer = _failed(number, "failed", error)
+        self._channel.send(answer)
+
+    def _map(self, message: Map, files: list[int]) -> None:
+        for file in files:
+            self._memory[message.segment] = np.frombuffer(mmap.mmap(file, message.bytes), np.uint8)
+            os.close(file)
+
+    def _take(self, message: Take, files: list[int]) -> None:
+        if message.slice.format == "input":
+            source: SliceSource | None = None
+        elif message.files:
+            source = SliceInMemory.of(message.slice.name, dict(zip(message.files, files, strict=True)))
+        else:
+            source = Path(message.folder)
+        self._taken[message.slice.name] = (message.slice, source)
+
+    def _open(self, ask: Open) -> Opened:
+        """Everything taken, anew. What lies in memory stays there: another setup may be tried."""
+        self._programs = {}
+        if ask.memory_bytes:
+            limit_memory(ask.memory_bytes)
+        engine = EngineByFormat(setup=ask.setup)
+        runtime: Runtime = engine if ask.slice_s is None else EmulatedRuntime(engine, ask.slice_s)
+        programs: dict[str, Program] = {}
+        refused: dict[str, str] = {}
+        for name, (slice_, source) in self._taken.items():
+            try:
+                programs[name] = _program(ask, slice_, source, runtime)
+            except ModelRefused as refusal:
+                if name not in ask.optional:
+                    raise
+                refused[name] = str(refusal)[:TEXT]
+        self._programs = programs
+        self._engine = engine
+        return Opened(tuple(programs), refused, engine.notes)
+
+    def _run(self, ask: Run) -> Ran:
+        tensors = {one.name: get(one, self._memory[one.segment]) for one in ask.inputs}
+        timing = Timing()
+        live = execute(self._programs, ask.order, tensors, timing)
+        missing = [name for name in ask.wants if name not in live]
+        if missing:
+            raise InferenceFailed(f"no tensor {missing[0]!r} came of {', '.join(ask.order)}")
+        found = {name: live[name] for name in ask.wants}
+        need = room_for({name: packed(one) for name, one in found.items()})
+        room = ask.room
+        if need > room.bytes:
+            room = self._more_room(ask.number, need)
+        memory = self._memory[room.segment][room.offset : room.offset + room.bytes]
+        placed = put(found, room, memory)
+        return Ran(ask.number, placed, timing.seconds, timing.late, self._engine.notes)
+
+    def _more_room(self, number: int, need: int) -> Room:
+        self._channel.send(TooSmall(number, need))
+        while True:
+            message, files = self._channel.receive_files()
+            if isinstance(message, Map):
+                self._map(message, files)
+            elif isinstance(message, Give) and message.number == number and message.room.bytes >= need:
+                return message.room
+            elif isinstance(message, Give) and message.number == number:
+                raise InferenceFailed(f"there is no room for its outputs, {need} bytes")
+            else:
+                raise EOFError
+
+
+def _program(ask: Open, slice_: Slice, source: SliceSource | None, runtime: Runtime) -> Program:
+    if source is not None:
+        return runtime.load(slice_, source)
+    if ask.input_spec is None:
+        raise ModelRefused(f"slice {slice_.name} decodes the input, but the release has no input spec")
+    program = InputProgram(ask.input_spec)
+    return runtime.wrap(slice_.name, program) if isinstance(runtime, EmulatedRuntime) else program
+
+
+def _failed(number: int, kind: Kind, error: Exception) -> Failed:
+    text = str(error) if isinstance(error, EdgeError) else f"{type(error).__name__}: {error}"
+    return Failed(number, kind, text[:TEXT])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,261 @@
+"""Workers: what is decided about them, and the memory and messages between them and the agent."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_world import eventually, manifest
+from edgesplit.errors import Busy, InferenceFailed, MalformedMessage, ModelRefused
+from edgesplit.plan import Row
+from edgesplit.release import Slice, TensorSpec
+from edgesplit.runtime import Timing
+from edgesplit.runtime.onnx_providers import sift
+from edgesplit_agent.worker.flow import flow_of
+from edgesplit_agent.worker.host import Job
+from edgesplit_agent.worker.judging import (
+    STARVED,
+    Bounds,
+    Task,
+    Vitals,
+    looks_again_s,
+    restart_after_s,
+    run_limit_s,
+    verdict,
+)
+from edgesplit_agent.worker.placing import get, packed, put, room_for
+from edgesplit_agent.worker.talk import Placed, Room
+from edgesplit_agent.worker.tensor_room import SMALLEST_SEGMENT, TensorRoom
+from edgesplit_agent.worker.vitals import default_memory, machine_memory, vitals
+from worker_world import SMALL, double, hosted, is_there, run
+
+LIMIT = 2**30
+TASK = Task(since=100.0, limit_s=1.0, what="computed")
+
+
+def seen(*, stopped: bool = False, cpu_s: float = 0.0, memory: int = 0) -> Vitals:
+    return Vitals(stopped, cpu_s, memory)
+
+
+@pytest.mark.parametrize(
+    ("task", "what", "now", "goes"),
+    [
+        (None, seen(), 1e9, ""),
+        (None, seen(stopped=True), 1e9, ""),
+        (TASK, seen(cpu_s=5), 100.9, ""),
+        (TASK, seen(cpu_s=0.9), 101.1, "did not come to an end"),
+        (TASK, seen(stopped=True), 101.1, "was stopped"),
+        (TASK, seen(cpu_s=0.1), 101.1, ""),
+        (TASK, seen(cpu_s=0.1), 100 + STARVED, "did not come to an end"),
+        (None, seen(memory=LIMIT + 1), 0.0, "its limit is"),
+        (None, seen(memory=LIMIT), 0.0, ""),
+    ],
+)
+def test_who_must_go(task: Task | None, what: Vitals, now: float, goes: str) -> None:
+    """What computes or is stopped beyond its limit goes; what gets no processor is waited for longer; idleness is no
+    fault; too much memory is one at any time."""
+    said = verdict(task, what, 0.0, now, LIMIT)
+    assert goes in said and bool(said) == bool(goes)
+
+
+@pytest.mark.parametrize(
+    ("expected_s", "left_s", "limit_s"),
+    [(None, 2.0, 30.0), (0.01, 10.0, 1.0), (0.01, 1.0, 0.5), (1.0, 2.0, 8.0), (0.01, 0.1, 0.08)],
+)
+def test_a_run_s_limit_follows_from_what_it_took_and_what_is_left(
+    expected_s: float | None, left_s: float, limit_s: float
+) -> None:
+    """Half of what is left, so that another answer finds time; never less than a few times what it takes."""
+    assert run_limit_s(Bounds(LIMIT), expected_s, left_s) == pytest.approx(limit_s)
+
+
+def test_restarts_come_at_once_and_then_ever_later() -> None:
+    """A single loss costs no pause; a row of them is bounded."""
+    pauses = [restart_after_s(losses) for losses in range(1, 60)]
+    assert pauses[0] == 0.0 and pauses[1] > 0 and pauses == sorted(pauses) and pauses[-1] == 30.0
+
+
+def test_an_idle_worker_is_looked_at_rarely_and_a_busy_one_often() -> None:
+    """An idle device is not woken ten times a second for it."""
+    assert looks_again_s(None, 0.0) == 1.0
+    assert looks_again_s(TASK, 100.0) <= 0.1 and looks_again_s(TASK, 200.0) > 0
+
+
+def test_vitals_are_the_kernel_s(tmp_path: Path) -> None:
+    """Of a process that lives, of one with a bracket in its name, and of none."""
+    mine = vitals(os.getpid())
+    assert mine is not None and not mine.stopped and mine.memory_bytes > 10**6
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (a) Z (b) T 1 " + " ".join(["0"] * 9) + " 200 100 0")
+    (tmp_path / "7" / "status").write_text("Name:\tx\nRssAnon:\t10 kB\nRssFile:\t99 kB\nRssShmem:\t5 kB\n")
+    found = vitals(7, tmp_path)
+    assert found is not None and found.stopped and found.memory_bytes == 15 * 1024 and found.cpu_s > 0
+    assert vitals(8, tmp_path) is None
+
+
+def test_a_group_s_memory_is_the_machine_s(tmp_path: Path) -> None:
+    """In a container the group's limit counts; `max` is none."""
+    folder = tmp_path / "sys" / "fs" / "cgroup"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text("max\n")
+    whole = machine_memory(tmp_path)
+    (folder / "memory.max").write_text("1000000\n")
+    assert machine_memory(tmp_path) == 1_000_000 < whole
+    assert default_memory(10**10) == 5 * 10**9 and default_memory(10**6) >= 2**28
+
+
+# Shared memory
+
+TENSORS = st.one_of(
+    st.tuples(st.sampled_from(["<f4", "<i8", "?", "<f2", "u1"]), st.lists(st.integers(0, 4), max_size=3)).map(
+        lambda kind: np.ones(kind[1], np.dtype(kind[0]))
+    ),
+    st.lists(st.binary(max_size=6), max_size=4).map(lambda texts: np.array([*texts, b""], object)),
+)
+
+
+@given(st.lists(TENSORS, max_size=4))
+def test_tensors_are_read_as_they_were_written(tensors: list[np.ndarray]) -> None:
+    """Every type and shape, empty ones and text too."""
+    named = {f"t{number}": one for number, one in enumerate(tensors)}
+    memory = np.zeros(4096, np.uint8)
+    need = room_for({name: packed(one) for name, one in named.items()})
+    placed = put(named, Room(1, 64, need), memory[64:])
+    for one in placed:
+        found = get(one, memory[64 : 64 + need], 64)
+        wanted = named[one.name]
+        assert found.dtype == wanted.dtype and found.shape == wanted.shape and np.array_equal(found, wanted)
+
+
+NUMBERS = st.integers(-(2**63), 2**62) | st.integers(0, 300)
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from(["FP32", "BYTES", "INT8", "x"]), st.lists(st.integers(0, 2**62), max_size=4))
+def test_whatever_a_description_says_nothing_is_read_beyond_its_memory(
+    offset: int, size: int, datatype: str, shape: list[int]
+) -> None:
+    """It is refused, or lies in there whole."""
+    memory = np.full(256, 255, np.uint8)
+    try:
+        found = get(Placed("t", 1, offset, size, datatype, tuple(shape)), memory)
+    except MalformedMessage:
+        return
+    assert found.nbytes <= 256 or datatype == "BYTES"
+
+
+def test_room_comes_back_when_the_last_view_is_gone() -> None:
+    """A view of a view holds it; after that the same room is given again, and neighbours are joined."""
+    room = TensorRoom(SMALLEST_SEGMENT)
+    first, second = room.take(1000), room.take(SMALLEST_SEGMENT // 2)
+    view = first.memory[64:128].view(np.float32).reshape(4, 4)
+    place = first.segment, first.offset
+    del first
+    with pytest.raises(Busy):
+        room.take(SMALLEST_SEGMENT - 512)
+    del view, second
+    gc.collect()
+    again = room.take(SMALLEST_SEGMENT)
+    assert (again.segment, again.offset) == place
+
+
+def test_memory_of_one_size_is_given_up_for_another() -> None:
+    """It does not pile up: what nobody uses goes when more is needed at once."""
+    room = TensorRoom(8 * SMALLEST_SEGMENT)
+    for size in (1, 2, 3, 4, 3, 2, 1):
+        room.take(size * SMALLEST_SEGMENT)
+    assert room.held_bytes <= 8 * SMALLEST_SEGMENT
+
+
+def test_shared_memory_cannot_be_shrunk_under_its_reader() -> None:
+    """A worker that tries, or its model, gets an error; the agent would get a bus error otherwise."""
+    room = TensorRoom(2**21)
+    with pytest.raises(PermissionError):
+        os.ftruncate(room.take(100).segment.descriptor, 0)
+
+
+# What goes in and comes out
+
+
+def chain(*links: tuple[str, str]) -> tuple[Slice, ...]:
+    return tuple(
+        Slice(f"s{number}", "onnx", (f"l{number}",), (_spec(source),), (_spec(target),))
+        for number, (source, target) in enumerate(links)
+    )
+
+
+def _spec(name: str) -> TensorSpec:
+    return TensorSpec(name, "FP32", (1, 1000))
+
+
+def test_only_what_others_need_comes_out_of_a_run() -> None:
+    """Outputs of the model, and what slices read that do not run here; what only neighbours read stays inside."""
+    made = msgspec.structs.replace(
+        manifest(Row(name="local")), slices=chain(("x", "a"), ("a", "b"), ("b", "c"), ("c", "y"))
+    )
+    assert flow_of(made, ["s0", "s1", "s2", "s3"]).wants == ("y",)
+    half = flow_of(made, ["s0", "s1", "s2"])
+    assert half.reads == ("x",) and half.wants == ("c",) and half.room_bytes == 4032
+    assert flow_of(made, ["s3"]).reads == ("c",)
+
+
+# A worker that does as it should
+
+
+def test_large_tensors_are_not_copied_between_runs(tmp_path: Path) -> None:
+    """What one run gave lies where the next one reads it, and an answer that is kept is not overwritten."""
+    with hosted(tmp_path, double()) as host:
+        answers = [run(host, SMALL + number) for number in range(20)]
+        assert all(np.array_equal(y, (SMALL + number) * 2) for number, y in enumerate(answers))
+
+
+def test_a_worker_ends_when_nobody_refers_to_its_release(tmp_path: Path) -> None:
+    """A release that was replaced keeps its process until its last request is done, and no longer."""
+    with hosted(tmp_path, double()) as host:
+        pid = host.status()["pid"]
+        host.close()
+        eventually("it has ended", lambda: not is_there(pid))
+        with pytest.raises(InferenceFailed):
+            run(host, SMALL, within_s=1)
+
+
+def test_a_model_that_cannot_be_opened_is_refused_with_the_engine_s_words(tmp_path: Path) -> None:
+    """As in the agent's own process."""
+    from onnx import helper
+
+    with pytest.raises(ModelRefused, match="Surprise"), hosted(tmp_path, [helper.make_node("Surprise", ["x"], ["y"])]):
+        pass
+
+
+def test_an_input_that_is_missing_is_an_inference_that_failed(tmp_path: Path) -> None:
+    """And the worker lives on."""
+    with hosted(tmp_path, double()) as host:
+        with pytest.raises(InferenceFailed, match="lacks its inputs"):
+            host.run(Job(["s"], {}), Timing())
+        assert np.array_equal(run(host, SMALL), SMALL * 2) and host.status()["lost"] == 0
+
+
+# Accelerators
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "use", "notes"),
+    [
+        ((), ["CPUExecutionProvider"], (), 0),
+        (("cpu", "cuda"), ["CUDAExecutionProvider"], (), 0),
+        (("tensorrt", "cuda", "cpu"), ["CUDAExecutionProvider"], ("cuda",), 1),
+        (("cuda", "openvino"), ["CUDAExecutionProvider"], ("cuda",), 0),
+        (("cuda",), ["CPUExecutionProvider"], (), 1),
+    ],
+)
+def test_accelerators_are_tried_in_order_up_to_the_cpu(wanted: Any, there: list[str], use: Any, notes: int) -> None:
+    """What is missing is said, unless a better one is there."""
+    found, said = sift(wanted, there)
+    assert found == use and len(said) == notes
