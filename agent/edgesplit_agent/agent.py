@@ -17,7 +17,7 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Response, Server
-from edgesplit.links import host_and_port
+from edgesplit.links import host_and_port, parse_link
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
@@ -42,6 +42,7 @@ from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.foreign import ForeignServers, Trust
 from edgesplit_agent.gateway import GatewayServer, Onward
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.power_watch import PowerWatch
@@ -94,6 +95,8 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    foreign: Trust = field(default_factory=Trust)
+    """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
@@ -137,6 +140,7 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
+        self._foreign = ForeignServers(settings.foreign, parse_link(settings.link) if settings.link else None)
         self._way = Way(
             self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
         )  # until the first statement is believed, to the cloud
@@ -147,6 +151,7 @@ class Agent:
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
             power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+            remote_of=self._foreign.of,
         )  # fmt: skip
         self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
@@ -215,6 +220,7 @@ class Agent:
         self._work.stopped()
         self._engine.stop()
         self._power.stop()
+        self._foreign.stop()
         for release in self._engine.serving.values():
             release.host.close()
         self._way.stop()
@@ -368,7 +374,6 @@ class Agent:
             return None
         if not self._settings.link:
             return Remote(url, tls)
-        from edgesplit.links import parse_link
         from edgesplit.testing.link import ShapedLink
 
         parts = urlsplit(url if "://" in url else f"https://{url}")

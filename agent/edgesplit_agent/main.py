@@ -30,6 +30,7 @@ from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.foreign import Trust
 from edgesplit_agent.gateway import listen_address
 from edgesplit_agent.room import parse_size
 from edgesplit_agent.stance import POLICIES, parse_watts
@@ -68,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
     )
     run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    run.add_argument(
+        "--foreign-ca", type=Path, metavar="FILE",
+        help="authority of servers that are not ours, where a release names one (default: the system's)",
+    )  # fmt: skip
+    run.add_argument("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
+    run.add_argument("--foreign-key", type=Path, metavar="FILE", help="its private key")
     run.add_argument(
         "--gateway",
         metavar="[HOST]:PORT",
@@ -261,6 +268,14 @@ def _mode(text: str) -> int:
     return int(text, 8)
 
 
+def _foreign(options: argparse.Namespace) -> Trust:
+    """How foreign servers are met; UsageError at once where the files are no use."""
+    trust = Trust(ca_file=options.foreign_ca, certificate_file=options.foreign_cert, key_file=options.foreign_key)
+    if trust != Trust():
+        trust.context()
+    return trust
+
+
 def _socket(options: argparse.Namespace) -> LocalSocket:
     wanted = options.socket != Path("none")
     return LocalSocket(options.socket if wanted else None, options.socket_mode, options.socket_group, wanted)
@@ -318,6 +333,7 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
+                foreign=_foreign(options),
                 metrics=options.metrics,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
