@@ -228,7 +228,9 @@ class Machine:
             keep([(sha256, self.source.chunks[sha256])])
             self.told(("chunk", sha256))
 
-    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
+    def report(
+        self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str, kept: tuple[ModelState, ...]
+    ) -> None:
         self.reports.append((counter, models, safe_mode, trouble))
 
     # What a test does
@@ -310,8 +312,8 @@ class Machine:
     def off(self) -> None:
         """Power fails: all that this process gives back is what the kernel would."""
         self.engine.stop()
-        for release in self.engine.serving.values():
-            release.host.close()
+        for active in self.engine.serving.values():
+            active.host.close()
         if self.folder._lock_file is not None:
             os.close(self.folder._lock_file)
             self.folder._lock_file = None

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from edgesplit import codecs, oip
 from edgesplit.errors import InferenceFailed, MalformedMessage, TrustError, UsageError
 from edgesplit.floor import Floor, breach
+from edgesplit.foreign import ForeignServer
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
 from edgesplit.release import Compiled, Golden, Manifest, TensorSpec
@@ -59,6 +61,11 @@ class ActiveRelease:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What it gets."""
         return self.manifest.outputs
+
+    @cached_property
+    def decoding(self) -> frozenset[str]:
+        """The slices that decode what an application gives."""
+        return frozenset(one.name for one in self.manifest.slices if one.format == "input")
 
     def order(self, names: Collection[str]) -> list[str]:
         """These slices, in an order in which they can run."""
@@ -132,6 +139,8 @@ def plan_for(manifest: Manifest, device_class: str, floor: Floor | None = None) 
 def _barred(row: Row, plan: Plan, manifest: Manifest, floor: Floor, known: Collection[str]) -> str:
     """Why this device does not run the row; empty where it does."""
     strange = sorted(set(row.codecs.values()) - set(codecs.CODECS)) or sorted(set(row.receives) - set(known))
+    if row.compress and plan.offload and not ForeignServer.parse(plan.offload).unpacks_gzip:
+        return f"it is sent compressed, which {plan.offload} is not known to undo"
     return breach(row, plan, manifest, floor) or (f"it needs {strange[0]!r}, unknown here" if strange else "")
 
 

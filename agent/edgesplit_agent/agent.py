@@ -16,16 +16,22 @@ import msgspec
 import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
-from edgesplit.http1 import Server
-from edgesplit.links import host_and_port
+from edgesplit.http1 import Response, Server
+from edgesplit.links import host_and_port, parse_link
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
 from edgesplit.remote import Remote
+from edgesplit.report import phases
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.setup import Setup
+from edgesplit.seen import spans
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.families import AGENT_INFO
+from edgesplit.seen.ledger import gauge
+from edgesplit.seen.listener import metrics_server
 from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
@@ -36,13 +42,17 @@ from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.foreign import ForeignServers, Trust
+from edgesplit_agent.gateway import GatewayServer, Onward
+from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.sensors import ROOT as SYSFS
 from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
-from edgesplit_agent.updates import Updater, model_states
+from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.way import Way
 from edgesplit_agent.work import Work
 from edgesplit_agent.worker.host import Host, in_process
 from edgesplit_agent.worker.hosted import Hosted
@@ -85,10 +95,16 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    foreign: Trust = field(default_factory=Trust)
+    """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
     """Releases take no more room than this; None: half of the disk."""
+    gateway: str | None = None
+    """HOST:PORT at which devices offload to this one; None: nobody does."""
+    metrics: tuple[str, int] | None = None
+    """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
     power: PowerWishes = field(default_factory=PowerWishes)
     """What the operator wants of battery and power."""
     sensors_root: Path | None = None
@@ -117,22 +133,34 @@ class Agent:
         self._identity = identity
         self._processor = threading.Lock()
         self._windows = Windows()
+        self._metrics = RequestMetrics()
+        self._tracer = spans.configured(
+            "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
+        )
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
+        self._foreign = ForeignServers(settings.foreign, parse_link(settings.link) if settings.link else None)
+        self._way = Way(
+            self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
+        )  # until the first statement is believed, to the cloud
         self._power = PowerWatch(
             settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
         )
         self._engine = Engine(
-            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, power=self._power,
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+            remote_of=self._foreign.of,
         )  # fmt: skip
-        self._endpoint = Endpoint(self._engine, self.status)
+        self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
+        self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
+            lead=self._way.lead,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
             endpoint=lambda: answers(self.url),
         )  # fmt: skip
@@ -140,6 +168,7 @@ class Agent:
         self._tls = tls
         self._uplink: Uplink | None = None
         self._renewing = Renewing(folder, identity, self._renewed)
+        self._gateway = self._make_gateway()
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
@@ -148,6 +177,8 @@ class Agent:
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._local_server = self._listen_locally()
         self._engine.start()
+        if self._scraped is not None:
+            self._scraped.start()
         self._uplink = Uplink(
             self._folder,
             self._identity,
@@ -163,6 +194,8 @@ class Agent:
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
+        if self._gateway is not None:
+            self._gateway.start()
         here = Here(
             device=self._identity.device,
             url=self.url,
@@ -175,7 +208,9 @@ class Agent:
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
-        for server in (self._local_server, self._server):
+        if self._gateway is not None:
+            self._gateway.stop()
+        for server in (self._local_server, self._server, self._scraped):
             if server is not None:
                 server.stop()
         self._endpoint.close()
@@ -185,10 +220,13 @@ class Agent:
         self._work.stopped()
         self._engine.stop()
         self._power.stop()
+        self._foreign.stop()
         for release in self._engine.serving.values():
             release.host.close()
+        self._way.stop()
         if self._shaped is not None:
             self._shaped.stop()
+        self._tracer.stop()
 
     @property
     def url(self) -> str:
@@ -219,6 +257,9 @@ class Agent:
             "conditions": msgspec.to_builtins(now),
             "power": self._power.status(),
             "breaker": self._engine.breaker.state,
+            "gateway": self._way.gateway,
+            "serves": self._serves(),
+            "kept": msgspec.to_builtins(kept_states(want, have)),
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
             "wanted": msgspec.to_builtins(model_states(want, have)),
             "safe_mode": have.safe_mode,
@@ -230,6 +271,13 @@ class Agent:
             "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
+
+    def metrics(self) -> Response:
+        """The page that Prometheus reads."""
+        connected = bool(self._uplink and self._uplink.connected)
+        info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected)]
+        return metrics_response(series, emulated_label(self._settings.emulate))
 
     def _listen_locally(self) -> Server | None:
         """The endpoint on a Unix socket too. One that nobody asked for by name can be done without."""
@@ -253,6 +301,8 @@ class Agent:
         self._tls.load_cert_chain(held.certificate_file, held.key_file)
         if self._remote is not None:
             self._remote.renew()
+        if self._gateway is not None:
+            self._gateway.renewed()
         if self._uplink is not None:
             self._uplink.renew()
 
@@ -267,6 +317,7 @@ class Agent:
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
+            "phases": self._metrics.split(release.manifest.model),
         }
 
     def _unpowered(self, plan: Plan) -> str:
@@ -278,7 +329,15 @@ class Agent:
         self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
-        self._windows.observe(model, result.report if isinstance(result, Answer) else None)
+        release = self._engine.serving.get(model)
+        named = release.manifest.model if release is not None else model
+        if isinstance(result, Answer):
+            split = phases(result.report)
+            self._windows.observe(model, result.report, split)
+            self._metrics.observe(named, result.report, split)
+        else:
+            self._windows.observe(model, None)
+            self._metrics.observe(named, result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions
@@ -315,7 +374,6 @@ class Agent:
             return None
         if not self._settings.link:
             return Remote(url, tls)
-        from edgesplit.links import parse_link
         from edgesplit.testing.link import ShapedLink
 
         parts = urlsplit(url if "://" in url else f"https://{url}")
@@ -325,4 +383,23 @@ class Agent:
         if self._settings.link_trace is not None:
             self._shaped.follow(self._settings.link_trace)
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
-        return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
+        return Remote(url, tls, via=self._via)
+
+    @property
+    def _via(self) -> tuple[str, int] | None:
+        """Where the emulated link to the cloud is entered."""
+        return ("127.0.0.1", self._shaped.port) if self._shaped is not None else None
+
+    def _make_gateway(self) -> GatewayServer | None:
+        if self._settings.gateway is None:
+            return None
+        if self._remote is None:
+            raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
+        onward = Onward(self._remote.url, self._via)
+        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward)
+
+    def _serves(self) -> dict[str, str] | None:
+        """Of a gateway: where it listens, and why devices cannot offload there, if they cannot."""
+        if self._gateway is None:
+            return None
+        return {"at": self._settings.gateway or "", "trouble": self._gateway.trouble}

@@ -23,10 +23,13 @@ from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFo
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor
+from edgesplit.seen import trace
+from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.wishes import NONE, Hedge, Wishes
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.choosing import Choice, Chooser, Situation, decide
 from edgesplit_agent.cloud import IDLE_PROBE_S, WAKE_UP, Cloud
+from edgesplit_agent.course import Course
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device, Live, OwnPart
 from edgesplit_agent.energy import spent_j
@@ -38,6 +41,7 @@ from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.turns import MODELS
 from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
@@ -48,7 +52,7 @@ DEADLINE_S = 2.0
 """Where a request names none."""
 LONGEST_DEADLINE_S = 3600.0
 IN_FLIGHT = 32
-"""Requests that may run, wait or be away."""
+"""Requests of one model that may run, wait or be away; of all together twice as many."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,10 @@ class Engine:
         observe: Observer | None = None,
         own_part: OwnPart | None = None,
         remote_of: RemoteOf | None = None,
+        tracer: Tracer = OFF,
         power: PowerWatch | None = None,
     ) -> None:
+        self._tracer = tracer
         self._settings = settings or Settings()
         self._observer = observe or (lambda model, result: None)
         self._remote_of = remote_of or (lambda release: None)
@@ -96,7 +102,7 @@ class Engine:
         self._cloud_of: dict[ActiveRelease, Cloud] = {}
         room = self._settings.in_flight
         self._processor = Processor(room)
-        self._asking, self._running = Crew(2 * room, "asking"), Crew(2 * room, "answering")
+        self._asking, self._running = Crew(2 * MODELS * room, "asking"), Crew(2 * MODELS * room, "answering")
         margin_s = self._settings.margin_s
         self._device = Device(self._processor, self._running, margin_s, own_part or (lambda release, error: None))
         budget = self._settings.hedge_budget
@@ -240,13 +246,17 @@ class Engine:
         return answer
 
     def _admitted(self, request: Request) -> Answer:
-        with self._processor.admitted(request.place):
-            try:
+        request.course = Course.begin(self._tracer, request.model)
+        try:
+            with (
+                trace.working_for(request.course.span.context, request.id),
+                self._processor.admitted(request.place),
+            ):
                 answer = self._answer(request)
-            except Exception as error:
-                self._observe(request.model, error)
-                raise
-        self._observe(request.model, answer)
+        except Exception as error:
+            self._tell(request, error)
+            raise
+        self._tell(request, answer)
         return answer
 
     def _answer(self, request: Request) -> Answer:
@@ -330,9 +340,14 @@ class Engine:
             cloud.computed(measured / self._power.slowdown, predicted)
         return live
 
-    def _observe(self, model: str, result: Answer | Exception) -> None:
+    def _tell(self, request: Request, result: Answer | Exception) -> None:
+        """Those who watch; what goes wrong with them is not the request's."""
         try:
-            self._observer(model, result)
+            if isinstance(result, Answer):
+                request.course.answered(result.report)
+            else:
+                request.course.failed(result)
+            self._observer(request.model, result)
         except Exception:
             log.exception("nobody could be told what became of a request")
 

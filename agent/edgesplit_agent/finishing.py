@@ -19,10 +19,13 @@ from edgesplit.remote import RemoteAnswer, RemoteFailure, ask
 from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.emulated import wait_out
+from edgesplit.seen import timeline
 from edgesplit.wishes import Hedge
 from edgesplit_agent.cloud import OVERDUE_S, Cloud
+from edgesplit_agent.course import DECODE, ENCODE, QUEUE, TAIL_QUEUE
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device
+from edgesplit_agent.foreign import coding_of
 from edgesplit_agent.hedging import Ledger, cost_of, moments, radio_joules, watts_of
 from edgesplit_agent.patience import LEAST_S, tail_s
 from edgesplit_agent.processor import Processor, Withdrawn
@@ -86,9 +89,13 @@ class Finishing:
         own_id = (
             f"{request.id}~{token_hex(4)}"  # an id may come again with other tensors: a replay of its answer must not
         )
-        asked = ask(name, own_id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
+        asked = ask(
+            name, own_id, sends, release.receives(row), left_s=request.left_s,
+            coding=coding_of(row, release.plan), planned_s=row.decode_s + row.remote_s,
+        )  # fmt: skip
         if release.emulated:
             wait_out(start, row.encode_s)
+        request.course.timeline.add(ENCODE, start, perf_counter())
         return Encoded(asked, perf_counter() - start)
 
     def _ask(self, race: Race, cloud: Cloud) -> None:
@@ -98,7 +105,9 @@ class Finishing:
         def exchange() -> None:
             outcome: RemoteAnswer | RemoteFailure = RemoteFailure("link", "the thread that asked the cloud died")
             try:
-                outcome = cloud.ask(race.encoded.asked, race.call, timeout_s)
+                with race.request.course.offloading(race.request.id) as told:
+                    outcome = cloud.ask(race.encoded.asked, race.call, timeout_s)
+                    told(outcome)
             finally:
                 race.put(outcome)
 
@@ -185,6 +194,7 @@ class Finishing:
         if race.tail_state != "ready":
             return
         race.tail_state, race.hedged = "running", race.failure is None
+        race.alone_from = perf_counter()
         if race.hedged:
             self._ledger.count(hedges=1)
         if not self._tails.start(lambda: self._run_tail(race)):
@@ -238,6 +248,7 @@ class Finishing:
         race.request.release.learn(arrival.timing)
         timing.seconds.update(arrival.timing.seconds)
         timing.late += arrival.timing.late
+        race.tail_s = arrival.timing.total_s
         return finished(race.request, race.expected, arrival.live, race)
 
     def _give_up(self, race: Race, cloud: Cloud) -> None:
@@ -285,6 +296,8 @@ def finished(
 def _report(request: Request, expected: Expected, race: Race | None, cloud: RemoteAnswer | None) -> Report:
     row = expected.row
     fell_back = race is not None and cloud is None
+    seconds = request.course.timeline.seconds()
+    remote = cloud.phases if cloud else {}
     return Report(
         release=request.release.digest,
         row=row.name,
@@ -296,10 +309,19 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         late=request.timing.late > 0,
         latency_s=perf_counter() - request.began,
         predicted_s=expected.latency_s,
+        queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if fell_back else 0.0),
         device_s=request.timing.total_s,
+        decode_s=seconds.get(DECODE, 0.0),
+        tail_s=race.tail_s if race else 0.0,
+        waited_s=race.alone_from - race.began if race and fell_back else 0.0,
         encode_s=race.encoded.seconds if race else 0.0,
         link_s=cloud.link_s if cloud else 0.0,
         remote_s=cloud.server_s if cloud else 0.0,
+        remote_queue_s=remote.get(timeline.QUEUE, 0.0),
+        remote_decode_s=remote.get(timeline.DECODE, 0.0),
+        remote_encode_s=remote.get(timeline.ENCODE, 0.0),
+        answer_decode_s=cloud.decode_s if cloud else 0.0,
+        trace_id=request.course.trace_id,
         hop_s=cloud.hop_s if cloud else 0.0,
         hop_server_s=cloud.hop_server_s if cloud else 0.0,
         hop_cause=cloud.hop_cause if cloud else "",

@@ -20,6 +20,8 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.seen import logs
+from edgesplit.seen.listener import parse_address
 from edgesplit.uplink_trace import UplinkTrace, read_uplink_trace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
@@ -28,6 +30,8 @@ from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.foreign import Trust
+from edgesplit_agent.gateway import listen_address
 from edgesplit_agent.room import parse_size
 from edgesplit_agent.stance import POLICIES, parse_watts
 from edgesplit_agent.stance import Wishes as PowerWishes
@@ -65,6 +69,17 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
     )
     run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    run.add_argument(
+        "--foreign-ca", type=Path, metavar="FILE",
+        help="authority of servers that are not ours, where a release names one (default: the system's)",
+    )  # fmt: skip
+    run.add_argument("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
+    run.add_argument("--foreign-key", type=Path, metavar="FILE", help="its private key")
+    run.add_argument(
+        "--gateway",
+        metavar="[HOST]:PORT",
+        help="listen there for devices that offload through this one, which was claimed as a gateway",
+    )
     run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
     run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
@@ -159,7 +174,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PID",
         help="stop when the parent (of that number) ends",
     )
-    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    run.add_argument(
+        "--metrics", type=_metrics, metavar="ADDRESS:PORT",
+        help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
+    )  # fmt: skip
+    run.add_argument("--log-level", default="info", choices=logs.LEVELS)
+    run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="what the agent on this folder does now")
     _data(status)
@@ -222,6 +242,13 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _metrics(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _watts(text: str) -> float:
     try:
         return parse_watts(text)
@@ -241,6 +268,14 @@ def _mode(text: str) -> int:
     return int(text, 8)
 
 
+def _foreign(options: argparse.Namespace) -> Trust:
+    """How foreign servers are met; UsageError at once where the files are no use."""
+    trust = Trust(ca_file=options.foreign_ca, certificate_file=options.foreign_cert, key_file=options.foreign_key)
+    if trust != Trust():
+        trust.context()
+    return trust
+
+
 def _socket(options: argparse.Namespace) -> LocalSocket:
     wanted = options.socket != Path("none")
     return LocalSocket(options.socket if wanted else None, options.socket_mode, options.socket_group, wanted)
@@ -253,6 +288,8 @@ def check(options: argparse.Namespace) -> None:
     _trace(options)
     if options.broker:
         host_and_port(options.broker, "broker")
+    if options.gateway:
+        listen_address(options.gateway)
     if options.port:
         try:
             socket.create_server(("127.0.0.1", options.port)).close()
@@ -272,9 +309,7 @@ def _trace(options: argparse.Namespace) -> UplinkTrace | None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.configure(options.log_level, options.log_format)
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
     stop = threading.Event()
     on_stop_signals(stop.set)
@@ -298,10 +333,13 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
+                foreign=_foreign(options),
+                metrics=options.metrics,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_trace(options),
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
+                gateway=options.gateway,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

@@ -6,10 +6,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgesplit import plan
-from edgesplit.messages import PowerSeen, Telemetry, Window
+import msgspec
+
+from edgesplit import messages, plan
+from edgesplit.limits import LIMITS
+from edgesplit.messages import PhaseSeconds, PowerSeen, Telemetry, Window
 from edgesplit.plan import Conditions
-from edgesplit.report import Report
+from edgesplit.report import PHASES, Report, phases
+from edgesplit.seen.histogram import Histogram
 from edgesplit_agent.active import ActiveRelease
 
 KEPT = 4096
@@ -34,9 +38,10 @@ class Tally:
     weighed: int = 0
     joules_basis: str = ""
     latencies_s: list[float] = field(default_factory=list)
+    phases: dict[str, Histogram] = field(default_factory=dict)
 
-    def answered(self, report: Report) -> None:
-        """Count one answer."""
+    def answered(self, report: Report, split: Mapping[str, float]) -> None:
+        """Count one answer, whose time went as `split` says."""
         self.switches += bool(self.row) and self.row != report.row
         self.row = report.row
         self.requests += 1
@@ -52,6 +57,8 @@ class Tally:
             self.joules_basis = report.joules_basis
         if len(self.latencies_s) < KEPT:
             self.latencies_s.append(report.latency_s)
+        for name, seconds in split.items():
+            self.phases.setdefault(name, Histogram()).observe(seconds)
 
 
 class Windows:
@@ -62,8 +69,10 @@ class Windows:
         self._tallies: dict[str, Tally] = {}
         self.total: dict[str, dict[str, int]] = {}
 
-    def observe(self, model: str, report: Report | None) -> None:
-        """A request was answered, or failed (None)."""
+    def observe(self, model: str, report: Report | None, split: Mapping[str, float] | None = None) -> None:
+        """A request was answered, or failed (None). `split`: its `phases`, where they are at hand."""
+        if report is not None and split is None:
+            split = phases(report)
         with self._lock:
             tally = self._tallies.setdefault(model, Tally())
             total = self.total.setdefault(model, {"requests": 0, "failed": 0, "fallbacks": 0, "switches": 0, "late": 0})
@@ -72,7 +81,7 @@ class Windows:
                 tally.failed += 1
                 total["failed"] += 1
                 return
-            tally.answered(report)
+            tally.answered(report, split or {})
             for name, gained in (("requests", 1), ("fallbacks", report.fallback), ("late", report.late)):
                 total[name] += int(gained)
             total["switches"] += tally.switches - before
@@ -106,6 +115,11 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
         device_s=tally.device_s / answered,
         link_s=tally.link_s / answered,
         remote_s=tally.remote_s / answered,
+        phases=tuple(
+            PhaseSeconds(name, tally.phases[name].total, tally.phases[name].sparse())
+            for name in PHASES
+            if name in tally.phases
+        ),
         joules=tally.joules / max(1, tally.weighed),
         joules_basis=tally.joules_basis,
     )
@@ -125,8 +139,8 @@ def telemetry(
     windows: tuple[Window, ...],
     power: PowerSeen | None = None,
 ) -> Telemetry:
-    """The whole message."""
-    return Telemetry(
+    """The whole message, no longer than a controller reads."""
+    whole = Telemetry(
         session=session,
         sequence=sequence,
         emulated=emulated,
@@ -136,3 +150,20 @@ def telemetry(
         models=windows,
         power=power,
     )
+    return fitting(whole)
+
+
+def fitting(whole: Telemetry, most_bytes: int = LIMITS.telemetry_bytes) -> Telemetry:
+    """The same, without the phases of as many models as must be, the least asked first, to fit into one message."""
+    excess = len(messages.encode(whole)) - most_bytes
+    windows = list(whole.models)
+    for place in sorted(range(len(windows)), key=lambda one: windows[one].requests):
+        if excess <= 0:
+            break
+        excess -= len(messages.encode(windows[place])) - len(messages.encode(_bare(windows[place])))
+        windows[place] = _bare(windows[place])
+    return msgspec.structs.replace(whole, models=tuple(windows))
+
+
+def _bare(one: Window) -> Window:
+    return msgspec.structs.replace(one, phases=())

@@ -35,10 +35,12 @@ from edgesplit import errors
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, TrustError, UsageError
 from edgesplit.identity import Renewal
 from edgesplit.limits import LIMITS
+from edgesplit.seen.ledger import Ledger
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.devices import CLAIM_S, ClaimWish
 from edgesplit_controller.key_changes import KeyChange, PublicKey
+from edgesplit_controller.metrics import CountedRequests
 from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.planning import OWN_CLASS, Wish
 from edgesplit_controller.refusals import Conflict, Forbidden
@@ -109,11 +111,19 @@ class WishBody(Body):
     codecs: list[str] | None = None
     link: str | None = None
     objective: str | dict[str, float] = "latency"
+    offload: str = Field(default="", max_length=500)
+    """A server that is not ours, where the far halves run."""
 
     def wish(self) -> Wish:
         """As planning takes it."""
         codecs = tuple(self.codecs) if self.codecs else None
-        return Wish(partition=self.partition, limits=self.limits, codecs=codecs, objective=self.objective)
+        return Wish(
+            partition=self.partition,
+            limits=self.limits,
+            codecs=codecs,
+            objective=self.objective,
+            offload=self.offload,
+        )
 
 
 class PlanBody(WishBody):
@@ -270,7 +280,9 @@ class Heavy:
                     future.set_exception(error)
 
 
-def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: Heavy) -> FastAPI:
+def create_app(
+    controller: Controller, token: str, *, model_bytes: int, heavy: Heavy, ledger: Ledger | None = None
+) -> FastAPI:
     """The API over one controller."""
     app = FastAPI(
         title="edgesplit controller",
@@ -290,6 +302,7 @@ def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: H
         "/keys/renewed": lists,
     }
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
+    app.add_middleware(CountedRequests, ledger=ledger or Ledger())
     app.add_exception_handler(EdgeError, _on_edge_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -504,6 +517,20 @@ def deployments(request: Request) -> list[dict[str, Any]]:
 def releases(request: Request) -> list[dict[str, Any]]:
     """Every release, oldest first."""
     return _controller(request).releases()
+
+
+@operator_routes.get("/releases/{reference}/halves")
+def halves(request: Request, reference: str) -> dict[str, Any]:
+    """The far halves of a release, or of a model's newest, for servers that are not ours."""
+    return _controller(request).exporting.halves(reference)
+
+
+@operator_routes.get("/releases/{reference}/half")
+async def half(request: Request, reference: str, device_class: str, row: str, decrypt: bool = False) -> Response:
+    """One of them as an ONNX file."""
+    export = partial(_controller(request).exporting.half, decrypt=decrypt)
+    raw = await _heavily(request, export, reference, device_class, row)
+    return Response(raw, media_type="application/octet-stream")
 
 
 # ---- keys ---------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 """A number that every database and every JSON reader holds exactly."""
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 """Finite: a NaN or an infinity is no measurement, and no JSON."""
+Place = Annotated[int, Meta(ge=0, lt=64)]
 Kind = Literal["birth", "desired", "reported", "telemetry", "fetch", "fetched"]
 
 
@@ -101,6 +102,18 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """Why no model is loaded; empty outside of safe mode."""
     trouble: str = ""
     """Why the newest statement is not obeyed."""
+    kept: tuple[ModelState, ...] = ()
+    """Of a gateway: what it keeps for the devices behind it; here are those that are `staged`."""
+
+
+class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
+    """The seconds that one phase (`edgesplit.report.PHASES`) took in a window's requests, as a histogram."""
+
+    phase: Annotated[str, Meta(pattern="^[a-z_]{1,24}$")]
+    total_s: Amount
+    counts: Annotated[tuple[tuple[Place, Count], ...], Meta(max_length=32)]
+    """Requests by bucket: (place in `edgesplit.seen.histogram.SECONDS`, count), without the empty ones; one place
+    further stands for what is longer than the last bound."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +137,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     device_s: Amount = 0.0
     link_s: Amount = 0.0
     remote_s: Amount = 0.0
+    phases: Annotated[tuple[PhaseSeconds, ...], Meta(max_length=24)] = ()
+    """Where the requests' time went; left away where the message would grow too long, and by agents before 0.2."""
     joules: Amount = 0.0
     """Per answer, of those whose joules are known."""
     joules_basis: Annotated[str, Meta(max_length=16)] = ""

@@ -177,6 +177,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Predicted seconds of each slice on this device class."""
     basis: str = "predicted"
     """Where the device's times come from: `measured` or `predicted`."""
+    offload: str = ""
+    """A server that is not ours, where the far halves run (`edgesplit.foreign`). Empty: the one that the device was
+    enrolled with."""
     forced: str = ""
     """The row that the operator chose: while it is usable no other is taken. Empty: the fastest is."""
     weights: dict[str, float] = {}

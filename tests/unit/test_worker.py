@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_world import eventually
+from agent_world import eventually, manifest
 from edgesplit.errors import Busy, InferenceFailed, MalformedMessage, ModelRefused
-from edgesplit.plan import Link, Plan, Row
+from edgesplit.plan import Row
 from edgesplit.release import Slice, TensorSpec
 from edgesplit.runtime import Timing
 from edgesplit.runtime.onnx_providers import sift
@@ -195,20 +195,15 @@ def _spec(name: str) -> TensorSpec:
     return TensorSpec(name, "FP32", (1, 1000))
 
 
-def test_only_what_others_need_comes_out_of_a_run(tmp_path: Path) -> None:
-    """Outputs of the model, what the next slice reads, what a row sends; what only neighbours read stays inside."""
-    from agent_world import manifest
-
-    plan = Plan(model="m", device_class="c", rows=(Row(name="local"), Row(name="cut", sends=("b",))), link=_LINK)
+def test_only_what_others_need_comes_out_of_a_run() -> None:
+    """Outputs of the model, and what slices read that do not run here; what only neighbours read stays inside."""
     made = msgspec.structs.replace(
         manifest(Row(name="local")), slices=chain(("x", "a"), ("a", "b"), ("b", "c"), ("c", "y"))
     )
-    assert flow_of(made, plan, ["s0", "s1", "s2", "s3"]).wants == ("b", "y")
-    half = flow_of(made, plan, ["s0", "s1", "s2"])
-    assert half.reads == ("x",) and half.wants == ("b", "c") and half.room_bytes == 2 * 4032
-
-
-_LINK = Link(up_bytes_per_s=1, down_bytes_per_s=1, rtt_s=0)
+    assert flow_of(made, ["s0", "s1", "s2", "s3"]).wants == ("y",)
+    half = flow_of(made, ["s0", "s1", "s2"])
+    assert half.reads == ("x",) and half.wants == ("c",) and half.room_bytes == 4032
+    assert flow_of(made, ["s3"]).reads == ("c",)
 
 
 # A worker that does as it should

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgesplit import oip
-from edgesplit.plan import Plan
 from edgesplit.release import Manifest, TensorSpec
 from edgesplit_agent.worker.placing import aligned
 
@@ -29,7 +28,7 @@ class Flow:
     """A frame is among what it reads."""
 
 
-def flow_of(manifest: Manifest, plan: Plan, order: Sequence[str]) -> Flow:
+def flow_of(manifest: Manifest, order: Sequence[str]) -> Flow:
     """What these slices, in this order, take and give."""
     inside = [manifest.slice(name) for name in order]
     made: dict[str, TensorSpec] = {}
@@ -37,7 +36,8 @@ def flow_of(manifest: Manifest, plan: Plan, order: Sequence[str]) -> Flow:
     for one in inside:
         reads.update((spec.name, None) for spec in one.inputs if spec.name not in made)
         made.update((spec.name, spec) for spec in one.outputs)
-    needed = {spec.name for spec in manifest.outputs} | {name for row in plan.rows for name in row.sends}
+    # What a row sends is what slices read that do not run here.
+    needed = {spec.name for spec in manifest.outputs}
     needed |= {spec.name for one in manifest.slices if one.name not in order for spec in one.inputs}
     wants = tuple(name for name in made if name in needed)
     room = sum(_room_bytes(made[name]) for name in wants)

@@ -45,6 +45,11 @@ class Host(Protocol):
         """Whether its times are those of another device."""
         ...
 
+    @property
+    def in_time(self) -> bool:
+        """Whether `run` keeps to its job's time whatever the model does."""
+        ...
+
     def run(self, job: Job, timing: Timing) -> dict[str, Tensor]:
         """The tensors of the job and all that anybody may need of what its slices gave. InferenceFailed, WorkerLost,
         DeadlineExceeded; UsageError where the application's input is at fault."""
@@ -81,6 +86,8 @@ class Needed:
 
 class InProcess:
     """Slices in the agent's own process: a model that crashes takes the agent with it."""
+
+    in_time = False
 
     def __init__(self, programs: Mapping[str, Program], *, emulated: bool = False, notes: Iterable[str] = ()) -> None:
         self.emulated = emulated

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -186,6 +187,8 @@ class _Keeper:
 class Hosted:
     """Implements `Host`. When nothing refers to it any more, its worker ends."""
 
+    in_time = True
+
     def __init__(
         self,
         release: Release,
@@ -227,15 +230,25 @@ class Hosted:
         order = tuple(job.order)
         flow = self._flows.get(order)
         if flow is None:
-            flow = self._flows[order] = flow_of(self._keeper.release.manifest, self._keeper.plan, order)
+            flow = self._flows[order] = flow_of(self._keeper.release.manifest, order)
         worker = self._ready(job.until)
-        if self._processor is None:
+        with self._turn(job.until):
             live = worker.run(job, flow, timing)
-        else:
-            with self._processor:
-                live = worker.run(job, flow, timing)
         self._keeper.now.in_a_row = 0
         return live
+
+    @contextmanager
+    def _turn(self, until: float) -> Iterator[None]:
+        """An emulated device's one processor, that all its releases share."""
+        if self._processor is None:
+            yield
+            return
+        if not self._processor.acquire(timeout=min(max(0.0, until - perf_counter()), threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded("the device's processor was not free before the deadline")
+        try:
+            yield
+        finally:
+            self._processor.release()
 
     def status(self) -> dict[str, Any]:
         """How many workers there were, why the last one was lost, and what it runs on."""

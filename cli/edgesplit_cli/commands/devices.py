@@ -13,6 +13,7 @@ from rich.text import Text
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
 from edgesplit_cli.show import can_write, console, json_option, ms, plain, print_json, rate, table
+from edgesplit_cli.timeline import means
 
 COPIED = "Give each its own: `edgectl device claim NAME`."
 STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
@@ -171,6 +172,13 @@ def show(data: Path, name: str, as_json: bool) -> None:
             _windows(one),
         )
     )
+    for window in (one.get("telemetry") or {}).get("models", []):
+        if window.get("phases") and window["requests"]:
+            emulated = ", emulated" if one["telemetry"].get("emulated") else ""
+            requests = window["requests"]
+            out.print(f"{window['model']}: where the time of the latest {requests} requests went (mean{emulated})")
+            for line in means(window["phases"], requests):
+                out.print(line)
 
 
 @device.command()
