@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,7 +24,6 @@ from agent_world import (
     ScriptedCloud,
     active,
     manifest,
-    programs,
 )
 from edgesplit import oip
 from edgesplit.errors import UsageError
@@ -81,11 +81,11 @@ def _unasked(own: ScriptedCloud) -> None:
 
 
 def naming(address: str, *rows: Row) -> ActiveRelease:
-    """The tiny release with that server in its plan, and no way to answer alone: a failure cannot hide."""
+    """The tiny release with that server in its plan."""
     described = manifest(*rows)
     plan = msgspec.structs.replace(described.plans[CLASS], offload=address)
     described = msgspec.structs.replace(described, plans={CLASS: plan})
-    return ActiveRelease(DIGEST, described, plan_for(described, CLASS), programs())
+    return dataclasses.replace(active(*rows), manifest=described, plan=plan_for(described, CLASS))
 
 
 @pytest.mark.parametrize("manners", [TRITON, KSERVE, MLSERVER], ids=["triton", "kserve", "mlserver"])
