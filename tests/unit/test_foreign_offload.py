@@ -142,7 +142,7 @@ def test_a_lossy_row_sends_its_codecs_tensors(clouds: Start) -> None:
 
 @pytest.mark.parametrize("manners", [TRITON, KSERVE], ids=["400", "404"])
 def test_a_model_that_was_not_exported_there_is_the_servers_failure(manners: Manners) -> None:
-    """Triton says 400 of it, as of a bad input: what we send was checked, so the breaker hears of it all the same."""
+    """Some say 400 of it, as of a bad input: what we send was checked, so the breaker hears of it all the same."""
     server = ForeignServerHere(manners)
     try:
         outcome = asked(ForeignServers(Trust()).at(server.url))
