@@ -205,3 +205,13 @@ def test_all_in_the_cloud_means_all_but_the_decoding_of_pictures() -> None:
     """Which a foreign server does not do."""
     assert possible({"force": "cloud", "keep_first": 1}, costs()) == {"force_after": "input", "keep_first": 1}
     assert possible({"force": "device"}, costs()) == {"force": "device"}
+
+
+@given(st.one_of(st.text(max_size=60), st.text(max_size=40).map("http://{}".format)))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    """An address comes in a signed manifest and from a command line; what is taken can be asked for again."""
+    try:
+        server = ForeignServer.parse(text)
+    except UsageError:
+        return
+    assert ForeignServer.parse(server.url).url == server.url
