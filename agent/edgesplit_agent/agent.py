@@ -22,6 +22,7 @@ from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
 from edgesplit.remote import Remote
+from edgesplit.report import phases
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
@@ -31,6 +32,7 @@ from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
 from edgesplit.seen.listener import metrics_server
+from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
@@ -42,9 +44,11 @@ from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.foreign import ForeignServers, Trust
 from edgesplit_agent.gateway import GatewayServer, Onward
-from edgesplit_agent.hedging import PART
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
+from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.renewal import Renewing, certificate_in_use
+from edgesplit_agent.sensors import ROOT as SYSFS
+from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+NO_POWER = "the plan has no power figures: power budget and battery policy do not count for it (deploy the model again)"
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,12 @@ class AgentSettings:
     """HOST:PORT at which devices offload to this one; None: nobody does."""
     metrics: tuple[str, int] | None = None
     """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
+    power: PowerWishes = field(default_factory=PowerWishes)
+    """What the operator wants of battery and power."""
+    sensors_root: Path | None = None
+    """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
+    link_trace: UplinkTrace | None = None
+    """The emulated link's uplink follows it."""
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -109,7 +120,7 @@ class AgentSettings:
     worker_memory_bytes: int = 0
     """That one worker may take; 0: half of the machine's."""
     hedge: Hedge = "auto"
-    hedge_budget: float = PART
+    hedge_budget: float | None = None
     """See `hedging`."""
 
 
@@ -133,8 +144,12 @@ class Agent:
         self._way = Way(
             self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
         )  # until the first statement is believed, to the cloud
+        self._power = PowerWatch(
+            settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
+        )
         self._engine = Engine(
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
             remote_of=self._foreign.of,
         )  # fmt: skip
@@ -145,8 +160,9 @@ class Agent:
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
-            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
             lead=self._way.lead,
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
+            endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
@@ -156,6 +172,7 @@ class Agent:
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
+        self._power.start()
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._local_server = self._listen_locally()
@@ -202,6 +219,7 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
+        self._power.stop()
         self._foreign.stop()
         for release in self._engine.serving.values():
             release.host.close()
@@ -237,6 +255,7 @@ class Agent:
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
+            "power": self._power.status(),
             "breaker": self._engine.breaker.state,
             "gateway": self._way.gateway,
             "serves": self._serves(),
@@ -294,20 +313,31 @@ class Agent:
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
+            "why": self._engine.why(model) or self._unpowered(release.plan),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
             "phases": self._metrics.split(release.manifest.model),
         }
 
+    def _unpowered(self, plan: Plan) -> str:
+        """What to tell an operator who asked for what this plan cannot be judged by."""
+        asked = self._settings.power.watts is not None or self._power.stance.mode != "performance"
+        return NO_POWER if asked and plan.power is None else ""
+
     def _own_part(self, release: str, error: Exception | None) -> None:
         self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
-        self._windows.observe(model, result.report if isinstance(result, Answer) else None)
         release = self._engine.serving.get(model)
         named = release.manifest.model if release is not None else model
-        self._metrics.observe(named, result.report if isinstance(result, Answer) else result)
+        if isinstance(result, Answer):
+            split = phases(result.report)
+            self._windows.observe(model, result.report, split)
+            self._metrics.observe(named, result.report, split)
+        else:
+            self._windows.observe(model, None)
+            self._metrics.observe(named, result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions
@@ -315,7 +345,7 @@ class Agent:
         if not take:
             return None, worth
         windows = self._windows.take(self._engine.serving, now)
-        return telemetry(session, sequence, self._settings.emulate, now, windows), worth
+        return telemetry(session, sequence, self._settings.emulate, now, windows, self._power.seen()), worth
 
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""
@@ -350,6 +380,8 @@ class Agent:
         host, port = host_and_port(parts.netloc, "offload server")
         self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
         self._shaped.start()
+        if self._settings.link_trace is not None:
+            self._shaped.follow(self._settings.link_trace)
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=self._via)
 

@@ -125,7 +125,7 @@ class Finishing:
             return
         seconds = tail_s(race.tail, release.measured_s, release.plan.slice_s, now.device_slowdown)
         mode = race.request.wishes.hedge or self._hedge
-        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s)
+        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s, race.expected.early_s)
         present = perf_counter()
         race.by_choice, race.by_need = present + when.by_choice, present + when.by_need
         local = release.plan.local
@@ -168,7 +168,7 @@ class Finishing:
         if present >= race.doubt_at:
             race.doubt_at = inf
             if race.failure is None:
-                cloud.doubt(race.waited_s)
+                cloud.doubt(race.waited_s, race.encoded.asked.up_bytes if race.expected.early_s is None else 0)
         if present >= race.overdue_at:
             race.overdue_at = inf
             if race.failure is None:

@@ -40,6 +40,8 @@ class Visit:
     row: str = ""
     batch: int = 1
     """Requests that ran together with it, itself among them."""
+    leads: bool = True
+    """Its thread did that run, which so is counted once."""
     received: int = 0
     sent: int = 0
     timeline: Timeline = field(default_factory=Timeline)

@@ -119,10 +119,12 @@ def deploy(
     console().print(f"  {_signature(made)}")
     for plan in made["plans"]:
         rows = ", ".join(
-            row["name"] + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
+            row["name"]
+            + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
+            + (_beyond(row) if plan.get("tiers") else "")
             for row in plan["rows"]
         )
-        console().print(f"  {plan['device_class']}: {rows}", soft_wrap=True)
+        console().print(f"  {plan['device_class']}: {rows}", soft_wrap=True, markup=False)
         for row in plan["rows"]:
             if told := loss_told(row):
                 console().print(f"    {row['name']}: {told}")
@@ -197,6 +199,13 @@ def _behind(api: Api, devices: list[str], release: str) -> dict[str, str]:
                 f"{states[0]['state']} {states[0]['detail']}".strip() if states else "has not heard of it yet"
             )
     return behind
+
+
+def _beyond(row: dict[str, Any]) -> str:
+    """How many slices of a row run on which tier beyond the device, behind a gateway."""
+    remote, hops = row.get("remote", []), row.get("hops", [])
+    cloud = len(hops[0]["remote"]) if hops else 0
+    return f" [gateway {len(remote) - cloud}, cloud {cloud}]" if remote else ""
 
 
 class _nothing:

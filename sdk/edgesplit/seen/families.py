@@ -128,7 +128,9 @@ AGENT_CONNECTED = Family("edgesplit_agent_broker_connected", "gauge", "1 while t
 
 # The offload server
 
-OFFLOAD_INFO = Family("edgesplit_offload_info", "gauge", "Always 1; says which offload server this is.", ("version",))
+OFFLOAD_INFO = Family(
+    "edgesplit_offload_info", "gauge", "Always 1; says which offload server this is.", ("version",), across="max"
+)
 OFFLOAD_REQUESTS = Family(
     "edgesplit_offload_requests_total",
     "counter",
