@@ -118,7 +118,7 @@ class OffloadServer:
         self._clock = CLOCKS[threads == 1]
         self._siblings = siblings or Alone()
         self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
-        self._siblings.listen({**self._management.answerers, SERIES: lambda _: [*map(_plain, self._series())]})
+        self._siblings.listen({**self._management.answerers, SERIES: lambda _: [*map(_plain, self.series())]})
         self._ending = threading.Event()
         self.http = Server(
             self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
@@ -286,7 +286,7 @@ class OffloadServer:
         outputs: Tensors = self._turns.take(job)
         return outputs
 
-    def _series(self) -> list[Series]:
+    def series(self) -> list[Series]:
         """What this process counted, and how it is now."""
         models = self._shelf.models()
         return [
