@@ -93,6 +93,8 @@ class AgentSettings:
     """Models run in worker processes, not in the agent's own."""
     worker_memory_bytes: int = 0
     """That one worker may take; 0: half of the machine's."""
+    providers: tuple[str, ...] | None = None
+    """Accelerators to try first, in order; None: what the plan names for this class of device."""
     hedge: Hedge = "auto"
     hedge_budget: float = PART
     """See `hedging`."""
@@ -249,6 +251,7 @@ class Agent:
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
+            "trouble": release.trouble,
         }
 
     def _own_part(self, release: str, error: Exception | None) -> None:
@@ -267,7 +270,7 @@ class Agent:
 
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""
-        setup = self._setup()
+        setup = self._setup(plan)
         if not self._settings.isolate:
             return in_process(lambda plan: self._runtime(plan, setup))(release, plan)
         bounds = Bounds(self._settings.worker_memory_bytes or default_memory(machine_memory()))
@@ -276,10 +279,13 @@ class Agent:
             release, plan, setup, bounds, slice_s=slice_s, processor=self._processor, lost=self._own_part
         )  # fmt: skip
 
-    def _setup(self) -> Setup:
+    def _setup(self, plan: Plan) -> Setup:
         if self._settings.emulate:
             return Setup(threads=self._settings.threads or 1)
-        return Setup(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+        return Setup(
+            threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1),
+            providers=self._settings.providers if self._settings.providers is not None else plan.providers,
+        )
 
     def _runtime(self, plan: Plan, setup: Setup) -> Runtime:
         engine = EngineByFormat(setup=setup)

@@ -20,6 +20,7 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.providers import PROVIDERS, check_names
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
@@ -111,6 +112,12 @@ def _parser() -> argparse.ArgumentParser:
         help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
     )
     run.add_argument(
+        "--providers",
+        type=_providers,
+        metavar="NAMES",
+        help=f"accelerators to try first, as in cuda,cpu (of {', '.join(PROVIDERS)}; default: the device profile's)",
+    )
+    run.add_argument(
         "--worker-memory", type=_size, default=0, metavar="SIZE",
         help="a worker process takes no more, as in 500MB (default: half of the memory)",
     )  # fmt: skip
@@ -200,6 +207,13 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _providers(text: str) -> tuple[str, ...]:
+    try:
+        return check_names(tuple(one.strip() for one in text.split(",") if one.strip()))
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _threads(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
@@ -261,6 +275,7 @@ def _run(options: argparse.Namespace) -> int:
                 fetch_hours=tuple(options.fetch_window),
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
+                providers=options.providers,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

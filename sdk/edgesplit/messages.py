@@ -124,6 +124,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     device_s: Amount = 0.0
     link_s: Amount = 0.0
     remote_s: Amount = 0.0
+    trouble: Annotated[str, Meta(max_length=400)] = ""
+    """Why the release runs otherwise than it should: worker processes lost, an accelerator gone."""
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):

@@ -20,11 +20,13 @@ import numpy as np
 
 from edgesplit.errors import EdgeError, InferenceFailed, MalformedMessage, ModelRefused, UsageError
 from edgesplit.lifetime import end_with_parent, gain_no_privileges
+from edgesplit.providers import sift
 from edgesplit.release import Slice
 from edgesplit.runtime import Program, Runtime, Timing, execute
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.input import InputProgram
+from edgesplit.runtime.setup import Setup
 from edgesplit.sealed import SliceInMemory, SliceSource
 from edgesplit_agent.worker.placing import Memory, get, packed, put, room_for
 from edgesplit_agent.worker.talk import (
@@ -91,6 +93,15 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
+def uses_accelerator(setup: Setup) -> bool:
+    """Whether one will be tried: their drivers reserve memory by the gigabyte, and only what is held counts then."""
+    if not setup.providers:
+        return False
+    import onnxruntime
+
+    return bool(sift(setup.providers, onnxruntime.get_available_providers())[0])
+
+
 class Child:
     """What is open, and the memory that is shared."""
 
@@ -152,7 +163,7 @@ class Child:
     def _open(self, ask: Open) -> Opened:
         """Everything taken, anew. What lies in memory stays there: another setup may be tried."""
         self._programs = {}
-        if ask.memory_bytes:
+        if ask.memory_bytes and not uses_accelerator(ask.setup):
             limit_memory(ask.memory_bytes)
         engine = EngineByFormat(setup=ask.setup)
         runtime: Runtime = engine if ask.slice_s is None else EmulatedRuntime(engine, ask.slice_s)

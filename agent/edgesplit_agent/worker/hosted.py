@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import msgspec
+
 from edgesplit.errors import DeadlineExceeded, EdgeError, ModelRefused
 from edgesplit.plan import Plan
+from edgesplit.providers import GONE
 from edgesplit.release import Slice
 from edgesplit.releases import Release
 from edgesplit.runtime import Tensor, Timing
@@ -33,7 +36,12 @@ from edgesplit_agent.worker.tensor_room import TensorRoom
 log = logging.getLogger(__name__)
 TRIES = 2
 """Of the first load: what is lost once may have been the machine's doing."""
-CLOSING_S = 5.0
+LEFT_OUT = 2
+"""After so many workers lost in a row, the next one uses no accelerator..."""
+ACCELERATOR_PAUSE_S = 600.0
+"""...and after this time it is tried again, as is one that failed in a run."""
+Slices = dict[str, tuple[Slice, SliceSource | None]]
+AGAIN = "made room for one that tries its accelerator again"
 Lost = Callable[[str, Exception], None]
 """Told, by release, of each worker that was lost."""
 
@@ -50,6 +58,8 @@ class Condition:
     """The last one was lost."""
     notes: tuple[str, ...] = ()
     opened: Opened | None = None
+    cpu_since: float = 0.0
+    """When (of perf_counter) the accelerators were left out; 0: they are not."""
 
 
 @dataclass
@@ -103,9 +113,20 @@ class _Keeper:
         while worker.look():
             if self.closed.is_set():
                 worker.kill("its release is not needed any more")
+            elif self._tries_accelerators_again(worker):
+                worker.kill(AGAIN)
         self._say(worker=None)
-        if not self.closed.is_set():
+        if worker.why.startswith(AGAIN):
+            self.now.in_a_row = 0
+        elif not self.closed.is_set():
             self._note_loss(worker.why)
+
+    def _tries_accelerators_again(self, worker: Worker) -> bool:
+        """Whether this worker gives way to one that may find them back. It is idle then."""
+        if not self.now.cpu_since and any(GONE in note for note in worker.notes):
+            self.now.cpu_since = perf_counter()
+        since = self.now.cpu_since
+        return bool(since) and worker.is_idle and perf_counter() - since >= ACCELERATOR_PAUSE_S
 
     def _next(self) -> None:
         """Another worker, as soon as may be."""
@@ -129,15 +150,15 @@ class _Keeper:
     def _started(self) -> Worker:
         """A worker with everything open. The files are verified now, those of encrypted slices opened in memory."""
         manifest, needed = self.release.manifest, Needed.of(self.release, self.plan)
-        slices: dict[str, tuple[Slice, SliceSource | None]] = {}
-        worker = None
+        slices: Slices = {}
+        worker, setup = None, self._setup_now()
         try:
             for one in manifest.every_slice:
                 if one.name in needed.rows | needed.optional:
                     slices[one.name] = (one, self._source(one))
             worker = Worker(f"worker of {self.release.digest[:12]}", self.bounds, self.room)
             self.now.starts += 1
-            opened = self._open(worker, slices, needed)
+            opened = self._open(worker, slices, needed, setup)
         except BaseException:
             if worker is not None:
                 worker.kill("could not begin")
@@ -149,6 +170,9 @@ class _Keeper:
                 if isinstance(source, SliceInMemory):
                     source.close()
         self.now.opened, self.now.notes = opened, opened.notes
+        self.now.cpu_since = perf_counter() if setup != self.setup else 0.0
+        if self.now.cpu_since:
+            self.now.notes = (f"{GONE}: workers that used {', '.join(self.setup.providers)} were lost", *opened.notes)
         for why in (*opened.refused.values(), *opened.notes):
             log.warning("release %s: %s", self.release.digest[:12], why)
         return worker
@@ -156,10 +180,10 @@ class _Keeper:
     def _source(self, one: Slice) -> SliceSource | None:
         return None if one.format == "input" else self.release.slice_folder(one.name)
 
-    def _open(self, worker: Worker, slices: Mapping[str, tuple[Slice, SliceSource | None]], needed: Needed) -> Opened:
+    def _open(self, worker: Worker, slices: Slices, needed: Needed, setup: Setup) -> Opened:
         worker.load(slices)
         ask = Open(
-            setup=self.setup,
+            setup=setup,
             optional=tuple(needed.optional),
             input_spec=self.release.manifest.input_spec,
             slice_s=None if self.slice_s is None else dict(self.slice_s),
@@ -170,11 +194,24 @@ class _Keeper:
             raise WorkerLost("the model's worker process spoke nonsense: it opened other slices than it was given")
         return opened
 
+    def _setup_now(self) -> Setup:
+        """Without accelerators, where workers that used them were lost."""
+        if not self.setup.providers or self.now.in_a_row < LEFT_OUT:
+            return self.setup
+        log.error("release %s: %s with %s, the CPU runs it for a while", self.release.digest[:12], GONE, self.setup)
+        return msgspec.structs.replace(self.setup, providers=())
+
     def _say(self, **what: Any) -> None:
         with self.changed:
             for name, value in what.items():
                 setattr(self, name, value)
             self.changed.notify_all()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of how it runs."""
+        worker = self.worker
+        return (worker.notes if worker is not None else ()) or self.now.notes
 
     def close(self) -> None:
         """Nobody will ask again."""
@@ -262,7 +299,7 @@ class Hosted:
             "lost_in_a_row": keeper.now.in_a_row,
             "last_lost": keeper.now.why,
             "setup": str(keeper.setup),
-            "notes": list((worker and worker.notes) or keeper.now.notes),
+            "notes": list(keeper.notes),
             "tensor_bytes": keeper.room.held_bytes,
         }
 

@@ -121,6 +121,11 @@ class Worker:
         return self._over.is_set()
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it is at nothing."""
+        return self._task is None
+
+    @property
     def why(self) -> str:
         """Why it ended; empty while it lives."""
         return self._why
