@@ -118,7 +118,7 @@ class Shelf:
 
 @contextmanager
 def hosted(
-    folder: Path, nodes: list[NodeProto], *rows: Row, bounds: Bounds = BOUNDS, providers: Any = (), **kind: Any
+    folder: Path, nodes: list[NodeProto], *rows: Row, bounds: Bounds = BOUNDS, setup: Setup = PLAIN, **kind: Any
 ) -> Iterator[Hosted]:
     """That model in a worker."""
     shelf: Any = Shelf(folder / "slice", nodes, *rows)

@@ -189,6 +189,11 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
             raise InferenceFailed(f"golden input: output {name!r} is not what the whole model gave")
 
 
+def golden_inputs(golden: Golden, chunk: Callable[[str], bytes]) -> Tensors:
+    """What a golden request carries."""
+    return oip.decode_request(*_with_header_length(chunk(golden.request.sha256))).inputs
+
+
 def close(got: Tensor, want: Tensor) -> bool:
     """Equal within what another processor's arithmetic explains; never where the answer has become NaN."""
     if got.shape != want.shape or got.dtype != want.dtype:

@@ -25,7 +25,7 @@ from edgesplit.remote import Remote
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
-from edgesplit.runtime.setup import Setup
+from edgesplit.runtime.setup import Optimise, Setup
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
@@ -38,6 +38,8 @@ from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.hedging import PART
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.telemetry import Windows, telemetry
+from edgesplit_agent.tuner import Tuner
+from edgesplit_agent.tuning import Allowed, Memory
 from edgesplit_agent.updates import Updater, model_states
 from edgesplit_agent.uplink import Uplink
 from edgesplit_agent.work import Work
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+MOST_CORES = 16
+"""That tuning tries; a device has fewer."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class AgentSettings:
     """Models run in worker processes, not in the agent's own."""
     worker_memory_bytes: int = 0
     """That one worker may take; 0: half of the machine's."""
+    optimise: Optimise = "fast"
+    """Whether engines may fuse further than slices were cut, where that was measured to be faster."""
     providers: tuple[str, ...] | None = None
     """Accelerators to try first, in order; None: what the plan names for this class of device."""
     hedge: Hedge = "auto"
@@ -120,9 +126,11 @@ class Agent:
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
+        self._tuner = self._make_tuner(folder)
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
-            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
+            floor=settings.floor, tuner=self._tuner,
+            hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
@@ -271,6 +279,8 @@ class Agent:
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""
         setup = self._setup(plan)
+        if self._tuner is not None:
+            setup = self._tuner.setup_of(release.digest, setup)
         if not self._settings.isolate:
             return in_process(lambda plan: self._runtime(plan, setup))(release, plan)
         bounds = Bounds(self._settings.worker_memory_bytes or default_memory(machine_memory()))
@@ -278,6 +288,15 @@ class Agent:
         return Hosted(
             release, plan, setup, bounds, slice_s=slice_s, processor=self._processor, lost=self._own_part
         )  # fmt: skip
+
+    def _make_tuner(self, folder: DataFolder) -> Tuner | None:
+        """An emulated device takes the time that its profile predicts, however it is set up."""
+        if self._settings.emulate or not self._settings.isolate:
+            return None
+        allowed = Allowed(
+            cores=min(os.cpu_count() or 1, MOST_CORES), threads=self._settings.threads, optimise=self._settings.optimise
+        )
+        return Tuner(Memory(folder.tuning_file), allowed)
 
     def _setup(self, plan: Plan) -> Setup:
         if self._settings.emulate:

@@ -21,8 +21,10 @@ from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
 from edgesplit.providers import PROVIDERS, check_names
+from edgesplit.runtime.setup import Optimise
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
+from edgesplit_agent.active import RELATIVE_TOLERANCE
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
@@ -110,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=("process", "none"),
         default="process",
         help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
+    )
+    run.add_argument(
+        "--mode",
+        choices=get_args(Optimise),
+        default="fast",
+        help="fast: engines fuse neighbouring operators and slices where that was measured to be faster, and outputs "
+        f"differ by less than {RELATIVE_TOLERANCE:g} of their largest; exact: every slice runs as it was cut",
     )
     run.add_argument(
         "--providers",
@@ -275,7 +284,7 @@ def _run(options: argparse.Namespace) -> int:
                 fetch_hours=tuple(options.fetch_window),
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
-                providers=options.providers,
+                providers=options.providers, optimise=options.mode,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -29,6 +29,7 @@ from edgesplit.sealed import SliceInMemory, SliceSource
 from edgesplit_agent.worker.flow import Flow, flow_of
 from edgesplit_agent.worker.host import Job, Needed, WorkerLost
 from edgesplit_agent.worker.judging import Bounds, restart_after_s
+from edgesplit_agent.worker.merging import merges_of
 from edgesplit_agent.worker.process import Worker
 from edgesplit_agent.worker.talk import Open, Opened
 from edgesplit_agent.worker.tensor_room import TensorRoom
@@ -36,6 +37,8 @@ from edgesplit_agent.worker.tensor_room import TensorRoom
 log = logging.getLogger(__name__)
 TRIES = 2
 """Of the first load: what is lost once may have been the machine's doing."""
+MERGED_PART = 4
+"""Merged sessions may hold this part of a worker's memory."""
 LEFT_OUT = 2
 """After so many workers lost in a row, the next one uses no accelerator..."""
 ACCELERATOR_PAUSE_S = 600.0
@@ -182,17 +185,32 @@ class _Keeper:
 
     def _open(self, worker: Worker, slices: Slices, needed: Needed, setup: Setup) -> Opened:
         worker.load(slices)
-        ask = Open(
-            setup=setup,
-            optional=tuple(needed.optional),
-            input_spec=self.release.manifest.input_spec,
-            slice_s=None if self.slice_s is None else dict(self.slice_s),
-            memory_bytes=self.bounds.memory_bytes,
-        )
-        opened = worker.open(ask, sum(one.bytes for one, _ in slices.values()))
+        opened = worker.open(self._ask(needed, setup), self._file_bytes(slices))
         if not needed.rows <= set(opened.slices) <= set(slices):
             raise WorkerLost("the model's worker process spoke nonsense: it opened other slices than it was given")
         return opened
+
+    def _ask(self, needed: Needed, setup: Setup) -> Open:
+        manifest = self.release.manifest
+        most = self.bounds.memory_bytes // MERGED_PART
+        return Open(
+            setup=setup,
+            optional=tuple(needed.optional),
+            input_spec=manifest.input_spec,
+            slice_s=None if self.slice_s is None else dict(self.slice_s),
+            memory_bytes=self.bounds.memory_bytes,
+            merges=merges_of(manifest, self.plan, most) if setup.merge else (),
+            shares=dict(self.plan.slice_s) if setup.merge else {},
+        )
+
+    def _file_bytes(self, names: Iterable[str]) -> int:
+        return sum(self.release.manifest.slice(name).bytes for name in names)
+
+    def use(self, worker: Worker, setup: Setup) -> None:
+        """Another setup, from now on. ModelRefused, and then nothing is open; WorkerLost."""
+        needed = Needed.of(self.release, self.plan)
+        opened = worker.reopen(self._ask(needed, setup), self._file_bytes(needed.rows | needed.optional))
+        self.now.opened, self.now.notes, self.setup = opened, opened.notes, setup
 
     def _setup_now(self) -> Setup:
         """Without accelerators, where workers that used them were lost."""
@@ -286,6 +304,22 @@ class Hosted:
             yield
         finally:
             self._processor.release()
+
+    @property
+    def setup(self) -> Setup:
+        """How its engines are set up."""
+        return self._keeper.setup
+
+    def use(self, setup: Setup) -> None:
+        """Set them up otherwise for all that runs on this release. ModelRefused and WorkerLost, and then another setup
+        must be used."""
+        self._keeper.use(self._ready(None), setup)
+
+    @property
+    def merged(self) -> int:
+        """Sessions that do several slices at once."""
+        opened = self._keeper.now.opened
+        return opened.merged if opened is not None else 0
 
     def status(self) -> dict[str, Any]:
         """How many workers there were, why the last one was lost, and what it runs on."""

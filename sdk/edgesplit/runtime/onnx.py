@@ -21,6 +21,7 @@ from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.providers import CPU, PROVIDERS, Accelerators
 from edgesplit.release import Slice
 from edgesplit.runtime import Tensor, Tensors
+from edgesplit.runtime.onnx_merge import CannotMerge, merged
 from edgesplit.runtime.onnx_weights import shareable, weights_outside
 from edgesplit.runtime.setup import Optimise
 from edgesplit.sealed import SliceInMemory, SliceSource
@@ -82,6 +83,34 @@ class OnnxRuntime:
                 self._accelerators.refused(slice_.name, refusal)
         return OnnxProgram(slice_, self._open(slice_, folder, ()))
 
+    def load_merged(self, parts: Sequence[tuple[Slice, SliceSource]], outputs: Collection[str]) -> OnnxProgram:
+        """Neighbouring slices as one session that gives `outputs`; CannotMerge, ModelRefused. For the CPU.
+
+        Folders must be called as their slices are, and lie side by side.
+        """
+        given = {spec.name: spec for one, _ in parts for spec in one.outputs}
+        takes = {spec.name: spec for one, _ in parts for spec in one.inputs if spec.name not in given}
+        name = "+".join(one.name for one, _ in parts)
+        whole = Slice(name, "onnx", (), tuple(takes.values()), tuple(given[one] for one in outputs))
+        graph = merged({one.name: _read(source, GRAPH) for one, source in parts}, outputs)
+        options = self.options()
+        folders = {source.parent for _, source in parts if isinstance(source, Path)}
+        memories = [(one.name, source.mapped(WEIGHTS)) for one, source in parts if isinstance(source, SliceInMemory)]
+        if len(folders) + bool(memories) != 1 or any(
+            isinstance(source, Path) and source.name != one.name for one, source in parts
+        ):
+            raise CannotMerge("their files do not lie side by side")
+        for folder in folders:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        held = {f"{slice_}/{WEIGHTS}": weights for slice_, weights in memories if weights is not None}
+        if held:
+            sizes = [len(one) for one in held.values()]
+            options.add_external_initializers_from_files_in_memory(list(held), list(held.values()), sizes)
+        try:
+            return OnnxProgram(whole, (self._session(graph, options, [CPU]), held))
+        except Exception as error:
+            raise CannotMerge(f"onnxruntime cannot load {name}: {error}") from error
+
     def _twin(self, slice_: Slice, folder: SliceSource) -> Twin:
         return Twin(
             open=lambda: self._open(slice_, folder, ()), gone=lambda why: self._accelerators.gone(slice_.name, why)
@@ -137,6 +166,10 @@ class OnnxRuntime:
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self.spinning)))
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
         return options
+
+
+def _read(source: SliceSource, file: str) -> bytes:
+    return source.read(file) if isinstance(source, SliceInMemory) else (source / file).read_bytes()
 
 
 class OnnxProgram:
