@@ -18,6 +18,7 @@ from edgesplit.release import Manifest, Slice, TensorSpec
 from edgesplit.remote import Remote
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.emulated import EmulatedProgram
+from edgesplit.seen.spans import OFF, Tracer
 from edgesplit_agent.active import ActiveRelease, plan_for
 from edgesplit_agent.engine import Engine, Settings
 from edgesplit_agent.worker.host import InProcess
@@ -153,11 +154,13 @@ def unavailable(request: Request, good: Response) -> Response:
 
 
 @contextmanager
-def world(*rows: Row, idle_probe_s: float = 3600.0, **kind: Any) -> Iterator[tuple[Engine, ScriptedCloud, Loaded]]:
+def world(
+    *rows: Row, idle_probe_s: float = 3600.0, tracer: Tracer = OFF, **kind: Any
+) -> Iterator[tuple[Engine, ScriptedCloud, Loaded]]:
     """An engine that serves the tiny model by these rows, with a scripted cloud behind it."""
     cloud = ScriptedCloud()
     cloud.start()
-    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s))
+    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s), tracer=tracer)
     release = active(*rows, **kind)
     engine.serve("tiny", release)
     engine.start()

@@ -28,6 +28,7 @@ from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.load import load_slices
 from edgesplit_agent.active import ActiveRelease, plan_for
 from edgesplit_agent.engine import Engine, Settings
+from edgesplit_agent.worker.host import InProcess
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, HandmadeRelease
 
@@ -229,7 +230,7 @@ def loaded(release: HandmadeRelease, names: tuple[str, ...]) -> ActiveRelease:
     rows = tuple(_priced(row) for row in plan.rows if row.name in names)
     manifest = msgspec.structs.replace(made, plans={DEVICE_CLASS: msgspec.structs.replace(plan, rows=rows)})
     programs = load_slices(manifest, release.slice_folder, EngineByFormat(threads=1))
-    return ActiveRelease(DIGEST, manifest, plan_for(manifest, DEVICE_CLASS), programs)
+    return ActiveRelease(DIGEST, manifest, plan_for(manifest, DEVICE_CLASS), InProcess(programs))
 
 
 def _priced(row: Row) -> Row:

@@ -228,7 +228,9 @@ class Machine:
             keep([(sha256, self.source.chunks[sha256])])
             self.told(("chunk", sha256))
 
-    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
+    def report(
+        self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str, kept: tuple[ModelState, ...]
+    ) -> None:
         self.reports.append((counter, models, safe_mode, trouble))
 
     # What a test does

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -62,6 +63,11 @@ class ActiveRelease:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What it gets."""
         return self.manifest.outputs
+
+    @cached_property
+    def decoding(self) -> frozenset[str]:
+        """The slices that decode what an application gives."""
+        return frozenset(one.name for one in self.manifest.slices if one.format == "input")
 
     def order(self, names: Collection[str]) -> list[str]:
         """These slices, in an order in which they can run."""

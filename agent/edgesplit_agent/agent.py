@@ -16,7 +16,7 @@ import msgspec
 import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
-from edgesplit.http1 import Server
+from edgesplit.http1 import Response, Server
 from edgesplit.links import host_and_port
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
@@ -26,6 +26,12 @@ from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.setup import Optimise, Setup
+from edgesplit.seen import spans
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.families import AGENT_INFO
+from edgesplit.seen.ledger import gauge
+from edgesplit.seen.listener import metrics_server
+from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
@@ -35,13 +41,18 @@ from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
-from edgesplit_agent.hedging import PART
+from edgesplit_agent.gateway import GatewayServer, Onward
+from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
+from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.renewal import Renewing, certificate_in_use
+from edgesplit_agent.sensors import ROOT as SYSFS
+from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.tuner import Tuner
 from edgesplit_agent.tuning import Allowed, Memory
-from edgesplit_agent.updates import Updater, model_states
+from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.way import Way
 from edgesplit_agent.work import Work
 from edgesplit_agent.worker.host import Host, in_process
 from edgesplit_agent.worker.hosted import Hosted
@@ -56,6 +67,7 @@ log = logging.getLogger(__name__)
 MOST_THREADS = 4
 MOST_CORES = 16
 """That tuning tries; a device has fewer."""
+NO_POWER = "the plan has no power figures: power budget and battery policy do not count for it (deploy the model again)"
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,16 @@ class AgentSettings:
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
     """Releases take no more room than this; None: half of the disk."""
+    gateway: str | None = None
+    """HOST:PORT at which devices offload to this one; None: nobody does."""
+    metrics: tuple[str, int] | None = None
+    """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
+    power: PowerWishes = field(default_factory=PowerWishes)
+    """What the operator wants of battery and power."""
+    sensors_root: Path | None = None
+    """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
+    link_trace: UplinkTrace | None = None
+    """The emulated link's uplink follows it."""
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -102,7 +124,7 @@ class AgentSettings:
     providers: tuple[str, ...] | None = None
     """Accelerators to try first, in order; None: what the plan names for this class of device."""
     hedge: Hedge = "auto"
-    hedge_budget: float = PART
+    hedge_budget: float | None = None
     """See `hedging`."""
 
 
@@ -115,34 +137,51 @@ class Agent:
         self._identity = identity
         self._processor = threading.Lock()
         self._windows = Windows()
+        self._metrics = RequestMetrics()
+        self._tracer = spans.configured(
+            "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
+        )
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
+        self._way = Way(
+            self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
+        )  # until the first statement is believed, to the cloud
+        self._power = PowerWatch(
+            settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
+        )
         self._engine = Engine(
-            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
         )  # fmt: skip
-        self._endpoint = Endpoint(self._engine, self.status)
+        self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
+        self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._tuner = self._make_tuner(folder)
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
-            floor=settings.floor, tuner=self._tuner,
-            hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
+            lead=self._way.lead, tuner=self._tuner,
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
+            endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
         self._uplink: Uplink | None = None
         self._renewing = Renewing(folder, identity, self._renewed)
+        self._gateway = self._make_gateway()
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
+        self._power.start()
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._local_server = self._listen_locally()
         self._engine.start()
+        if self._scraped is not None:
+            self._scraped.start()
         self._uplink = Uplink(
             self._folder,
             self._identity,
@@ -158,6 +197,8 @@ class Agent:
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
+        if self._gateway is not None:
+            self._gateway.start()
         here = Here(
             device=self._identity.device,
             url=self.url,
@@ -170,7 +211,9 @@ class Agent:
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
-        for server in (self._local_server, self._server):
+        if self._gateway is not None:
+            self._gateway.stop()
+        for server in (self._local_server, self._server, self._scraped):
             if server is not None:
                 server.stop()
         self._endpoint.close()
@@ -179,10 +222,13 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
+        self._power.stop()
         for release in self._engine.serving.values():
             release.host.close()
+        self._way.stop()
         if self._shaped is not None:
             self._shaped.stop()
+        self._tracer.stop()
 
     @property
     def url(self) -> str:
@@ -211,7 +257,11 @@ class Agent:
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
+            "power": self._power.status(),
             "breaker": self._engine.breaker.state,
+            "gateway": self._way.gateway,
+            "serves": self._serves(),
+            "kept": msgspec.to_builtins(kept_states(want, have)),
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
             "wanted": msgspec.to_builtins(model_states(want, have)),
             "safe_mode": have.safe_mode,
@@ -223,6 +273,13 @@ class Agent:
             "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
         }
+
+    def metrics(self) -> Response:
+        """The page that Prometheus reads."""
+        connected = bool(self._uplink and self._uplink.connected)
+        info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected)]
+        return metrics_response(series, emulated_label(self._settings.emulate))
 
     def _listen_locally(self) -> Server | None:
         """The endpoint on a Unix socket too. One that nobody asked for by name can be done without."""
@@ -246,6 +303,8 @@ class Agent:
         self._tls.load_cert_chain(held.certificate_file, held.key_file)
         if self._remote is not None:
             self._remote.renew()
+        if self._gateway is not None:
+            self._gateway.renewed()
         if self._uplink is not None:
             self._uplink.renew()
 
@@ -256,17 +315,27 @@ class Agent:
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
+            "why": self._engine.why(model) or self._unpowered(release.plan),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
             "trouble": release.trouble,
+            "phases": self._metrics.split(release.manifest.model),
         }
+
+    def _unpowered(self, plan: Plan) -> str:
+        """What to tell an operator who asked for what this plan cannot be judged by."""
+        asked = self._settings.power.watts is not None or self._power.stance.mode != "performance"
+        return NO_POWER if asked and plan.power is None else ""
 
     def _own_part(self, release: str, error: Exception | None) -> None:
         self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
         self._windows.observe(model, result.report if isinstance(result, Answer) else None)
+        release = self._engine.serving.get(model)
+        named = release.manifest.model if release is not None else model
+        self._metrics.observe(named, result.report if isinstance(result, Answer) else result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions
@@ -274,7 +343,7 @@ class Agent:
         if not take:
             return None, worth
         windows = self._windows.take(self._engine.serving, now)
-        return telemetry(session, sequence, self._settings.emulate, now, windows), worth
+        return telemetry(session, sequence, self._settings.emulate, now, windows, self._power.seen()), worth
 
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""
@@ -324,5 +393,26 @@ class Agent:
         host, port = host_and_port(parts.netloc, "offload server")
         self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
         self._shaped.start()
+        if self._settings.link_trace is not None:
+            self._shaped.follow(self._settings.link_trace)
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
-        return Remote(url, tls, via=("127.0.0.1", self._shaped.port))
+        return Remote(url, tls, via=self._via)
+
+    @property
+    def _via(self) -> tuple[str, int] | None:
+        """Where the emulated link to the cloud is entered."""
+        return ("127.0.0.1", self._shaped.port) if self._shaped is not None else None
+
+    def _make_gateway(self) -> GatewayServer | None:
+        if self._settings.gateway is None:
+            return None
+        if self._remote is None:
+            raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
+        onward = Onward(self._remote.url, self._via)
+        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward)
+
+    def _serves(self) -> dict[str, str] | None:
+        """Of a gateway: where it listens, and why devices cannot offload there, if they cannot."""
+        if self._gateway is None:
+            return None
+        return {"at": self._settings.gateway or "", "trouble": self._gateway.trouble}

@@ -10,6 +10,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,9 @@ class Crew:
         return self._threads
 
     def start(self, work: Work) -> bool:
-        """Begin `work` now; False where no thread is to be had."""
+        """Begin `work` now, for the request that this thread works for; False where no thread is to be had."""
         with self._lock:
+            work = partial(copy_context().run, work)
             if self._idle:
                 self._idle.pop().put(work)
                 return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, UsageError
 from edgesplit.runtime import Tensor, Timing
@@ -39,7 +40,10 @@ class Device:
         DeadlineExceeded, Dropped, or why they failed."""
         if not slices:
             return dict(tensors)
+        tail, queued = timing is not request.timing, perf_counter()
         with self._processor.turn(request.place, request.deadline - self._margin_s):
+            request.course.waited(queued, tail=tail)
+            began = perf_counter()
             try:
                 live = self._run(request, slices, tensors, timing, again)
             except (UsageError, DeadlineExceeded, WorkerLost):  # the application's; lost workers are told of elsewhere
@@ -47,6 +51,8 @@ class Device:
             except Exception as error:
                 self._tell(request.release.digest, error)
                 raise
+            finally:
+                request.course.ran(slices, request.release, timing, began, tail=tail)
         self._tell(request.release.digest, None)
         return live
 

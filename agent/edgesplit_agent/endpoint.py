@@ -24,6 +24,8 @@ from edgesplit.http1 import Request, Response, error_response, json_response
 from edgesplit.model_statistics import ModelStatistics
 from edgesplit.regions import Regions
 from edgesplit.report import Report, to_parameters
+from edgesplit.seen import trace
+from edgesplit.seen.exposition import is_scrape
 from edgesplit.triton_calls import EXTENSIONS, TritonCalls
 from edgesplit.wishes import from_parameters
 from edgesplit_agent.active import ActiveRelease
@@ -61,9 +63,12 @@ def answers(url: str) -> None:
 class Endpoint:
     """The handler that edgesplit.http1.Server is given."""
 
-    def __init__(self, engine: Engine, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, engine: Engine, status: Callable[[], dict[str, Any]], metrics: Callable[[], Response] | None = None
+    ) -> None:
         self._engine = engine
         self._status = status
+        self._metrics = metrics
         self._regions = Regions()
         self._triton_calls = TritonCalls(self._regions)
         self._statistics = ModelStatistics()
@@ -117,6 +122,8 @@ class Endpoint:
                 {"name": name, "version": _version(one), "state": "READY"} for name, one in sorted(serving.items())
             ]
             return json_response(200, index)
+        if self._metrics is not None and is_scrape(request):
+            return self._metrics()
         if request.path == ALL_STATS_PATH:
             told = [self._statistics.described(name, _version(one)) for name, one in sorted(serving.items())]
             return json_response(200, {"model_stats": told})
@@ -144,9 +151,9 @@ class Endpoint:
         asked = oip.decode_request(_plain(request), oip.header_length(request.headers), memory)
         oip.pick_outputs({spec.name: spec for spec in release.outputs}, asked.outputs)
         deadline_s = oip.timeout_s(asked.parameters) or DEADLINE_S
-        wishes = from_parameters(asked.parameters)
-        inputs = _kept(asked.inputs, release)
-        answer = self._engine.infer(model, inputs, deadline_s=deadline_s, request_id=asked.id, wishes=wishes)
+        inputs, wishes = _kept(asked.inputs, release), from_parameters(asked.parameters)
+        with trace.working_for(trace.given(request.headers), asked.id):
+            answer = self._engine.infer(model, inputs, deadline_s=deadline_s, request_id=asked.id, wishes=wishes)
         response = oip.InferResponse(
             model=model,
             version=_version(release),

@@ -105,8 +105,9 @@ def credentials(folder: DataFolder) -> Credentials:
     return Credentials(folder.key_file, folder.certificate_file, folder.ca_file)
 
 
-def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str) -> bytes:
-    """The controller's answer; its TLS certificate must be of our authority. `what` is asked for, for people."""
+def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str, *, most: int = ANSWER_BYTES) -> bytes:
+    """The controller's answer, `most` bytes of it; its TLS certificate must be of our authority. `what` is asked for,
+    for people."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise UsageError(f"not the address of a controller: {url[:200]!r} (as in https://controller:8443)")
@@ -116,7 +117,7 @@ def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str) -> by
             "POST", parts.path.rstrip("/") + path, body=body, headers={"content-type": "application/json"}
         )
         response = connection.getresponse()
-        answer = response.read(ANSWER_BYTES)
+        answer = response.read(most)
     except ssl.SSLCertVerificationError as error:
         raise TrustError(f"{url} is not the controller of our authority: {error.verify_message}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a chunk of negative length

@@ -19,8 +19,10 @@ from edgesplit.remote import RemoteAnswer, RemoteFailure, ask
 from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.emulated import wait_out
+from edgesplit.seen import timeline
 from edgesplit.wishes import Hedge
 from edgesplit_agent.cloud import OVERDUE_S, Cloud
+from edgesplit_agent.course import DECODE, ENCODE, QUEUE, TAIL_QUEUE
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device
 from edgesplit_agent.hedging import Ledger, cost_of, moments, radio_joules, watts_of
@@ -89,6 +91,7 @@ class Finishing:
         asked = ask(name, own_id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
         if release.emulated:
             wait_out(start, row.encode_s)
+        request.course.timeline.add(ENCODE, start, perf_counter())
         return Encoded(asked, perf_counter() - start)
 
     def _ask(self, race: Race, cloud: Cloud) -> None:
@@ -98,7 +101,9 @@ class Finishing:
         def exchange() -> None:
             outcome: RemoteAnswer | RemoteFailure = RemoteFailure("link", "the thread that asked the cloud died")
             try:
-                outcome = cloud.ask(race.encoded.asked, race.call, timeout_s)
+                with race.request.course.offloading(race.request.id) as told:
+                    outcome = cloud.ask(race.encoded.asked, race.call, timeout_s)
+                    told(outcome)
             finally:
                 race.put(outcome)
 
@@ -116,7 +121,7 @@ class Finishing:
             return
         seconds = tail_s(race.tail, release.measured_s, release.plan.slice_s, now.device_slowdown)
         mode = race.request.wishes.hedge or self._hedge
-        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s)
+        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s, race.expected.early_s)
         present = perf_counter()
         race.by_choice, race.by_need = present + when.by_choice, present + when.by_need
         local = release.plan.local
@@ -159,7 +164,7 @@ class Finishing:
         if present >= race.doubt_at:
             race.doubt_at = inf
             if race.failure is None:
-                cloud.doubt(race.waited_s)
+                cloud.doubt(race.waited_s, race.encoded.asked.up_bytes if race.expected.early_s is None else 0)
         if present >= race.overdue_at:
             race.overdue_at = inf
             if race.failure is None:
@@ -185,6 +190,7 @@ class Finishing:
         if race.tail_state != "ready":
             return
         race.tail_state, race.hedged = "running", race.failure is None
+        race.alone_from = perf_counter()
         if race.hedged:
             self._ledger.count(hedges=1)
         if not self._tails.start(lambda: self._run_tail(race)):
@@ -238,6 +244,7 @@ class Finishing:
         race.request.release.learn(arrival.timing)
         timing.seconds.update(arrival.timing.seconds)
         timing.late += arrival.timing.late
+        race.tail_s = arrival.timing.total_s
         return finished(race.request, race.expected, arrival.live, race)
 
     def _give_up(self, race: Race, cloud: Cloud) -> None:
@@ -285,6 +292,8 @@ def finished(
 def _report(request: Request, expected: Expected, race: Race | None, cloud: RemoteAnswer | None) -> Report:
     row = expected.row
     fell_back = race is not None and cloud is None
+    seconds = request.course.timeline.seconds()
+    remote = cloud.phases if cloud else {}
     return Report(
         release=request.release.digest,
         row=row.name,
@@ -296,10 +305,19 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         late=request.timing.late > 0,
         latency_s=perf_counter() - request.began,
         predicted_s=expected.latency_s,
+        queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if fell_back else 0.0),
         device_s=request.timing.total_s,
+        decode_s=seconds.get(DECODE, 0.0),
+        tail_s=race.tail_s if race else 0.0,
+        waited_s=race.alone_from - race.began if race and fell_back else 0.0,
         encode_s=race.encoded.seconds if race else 0.0,
         link_s=cloud.link_s if cloud else 0.0,
         remote_s=cloud.server_s if cloud else 0.0,
+        remote_queue_s=remote.get(timeline.QUEUE, 0.0),
+        remote_decode_s=remote.get(timeline.DECODE, 0.0),
+        remote_encode_s=remote.get(timeline.ENCODE, 0.0),
+        answer_decode_s=cloud.decode_s if cloud else 0.0,
+        trace_id=request.course.trace_id,
         hop_s=cloud.hop_s if cloud else 0.0,
         hop_server_s=cloud.hop_server_s if cloud else 0.0,
         hop_cause=cloud.hop_cause if cloud else "",

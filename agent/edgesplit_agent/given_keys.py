@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgesplit.errors import TrustError
 from edgesplit.key_file import read_wrapped, write_wrapped
-from edgesplit.release import Manifest, Statement
+from edgesplit.release import Manifest, Statement, gateway_slices
 from edgesplit.sealed import Keys, needed_keys
 from edgesplit.wrapping import fitting, load_encryption_key, unwrap
 from edgesplit_agent.folder import Identity
@@ -24,10 +24,20 @@ class GivenKeys:
         self._device = identity.device
         self._releases = releases
         self._said: dict[str, bytes] = {}
+        self._said_far: dict[str, bytes] = {}
 
     def take(self, statement: Statement) -> None:
         """A statement that is believed brings keys for what it wants."""
         self._said = {one.release: one.keys for one in statement.releases if one.keys}
+        self._said_far = {one.release: one.keys for one in statement.keeps if one.keys}
+
+    def far(self, release: str, manifest: Manifest) -> Keys:
+        """The content keys of what a gateway runs of a release for others; empty where all is in clear. TrustError."""
+        needed = needed_keys(manifest, gateway_slices(manifest), golden=False)
+        if not needed:
+            return {}
+        own = load_encryption_key(self._own_key)
+        return fitting(unwrap(self._said_far.get(release, b""), own, self._device, release), needed)
 
     def of(self, release: str, manifest: Manifest, slices: Collection[str]) -> Keys:
         """The content keys of these slices and of the golden inputs; empty where all is in clear.

@@ -22,6 +22,9 @@ from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
 from edgesplit.providers import PROVIDERS, check_names
 from edgesplit.runtime.setup import Optimise
+from edgesplit.seen import logs
+from edgesplit.seen.listener import parse_address
+from edgesplit.uplink_trace import UplinkTrace, read_uplink_trace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.active import RELATIVE_TOLERANCE
@@ -30,8 +33,10 @@ from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
-from edgesplit_agent.hedging import PART
+from edgesplit_agent.gateway import listen_address
 from edgesplit_agent.room import parse_size
+from edgesplit_agent.stance import POLICIES, parse_watts
+from edgesplit_agent.stance import Wishes as PowerWishes
 
 log = logging.getLogger("edgesplit_agent")
 MOST_THREADS = 256
@@ -66,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
     )
     run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    run.add_argument(
+        "--gateway",
+        metavar="[HOST]:PORT",
+        help="listen there for devices that offload through this one, which was claimed as a gateway",
+    )
     run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
     run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
@@ -96,6 +106,27 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         metavar="SIZE",
         help="releases take no more, as in 2GB (default: half the disk)",
+    )
+    run.add_argument(
+        "--power-budget",
+        type=_watts,
+        metavar="WATTS",
+        help="draw no more than this on average, as in 4W: slower rows where they take less",
+    )
+    run.add_argument(
+        "--battery-policy",
+        choices=POLICIES,
+        default="auto",
+        help="what counts: seconds, both, or joules; auto: by the battery (default auto)",
+    )
+    run.add_argument(
+        "--sensors-root", type=Path, metavar="DIR", help="read the sensors below it in place of /sys, for trying"
+    )
+    run.add_argument(
+        "--link-trace",
+        type=Path,
+        metavar="FILE",
+        help="the emulated link's uplink follows this trace (mahimahi's format), round after round",
     )
     run.add_argument(
         "--socket", type=Path, metavar="PATH|none", help="Unix socket for applications (default: agent.sock in DIR)"
@@ -140,10 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--hedge-budget",
         type=_part,
-        default=PART,
         metavar="PART",
         help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone "
-        f"would (default {PART:g})",
+        "would (default: all of it on mains, a tenth on a battery that runs down, nothing to save joules)",
     )
     run.add_argument(
         "--die-with-parent",
@@ -153,7 +183,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PID",
         help="stop when the parent (of that number) ends",
     )
-    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    run.add_argument(
+        "--metrics", type=_metrics, metavar="ADDRESS:PORT",
+        help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
+    )  # fmt: skip
+    run.add_argument("--log-level", default="info", choices=logs.LEVELS)
+    run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="what the agent on this folder does now")
     _data(status)
@@ -223,6 +258,20 @@ def _providers(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _metrics(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _watts(text: str) -> float:
+    try:
+        return parse_watts(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _threads(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
@@ -244,8 +293,11 @@ def check(options: argparse.Namespace) -> None:
     """What would stop the agent later stops it now, before a claim, which serves once, is used up."""
     if options.link:
         parse_link(options.link)
+    _trace(options)
     if options.broker:
         host_and_port(options.broker, "broker")
+    if options.gateway:
+        listen_address(options.gateway)
     if options.port:
         try:
             socket.create_server(("127.0.0.1", options.port)).close()
@@ -255,10 +307,17 @@ def check(options: argparse.Namespace) -> None:
             ) from error
 
 
+def _trace(options: argparse.Namespace) -> UplinkTrace | None:
+    """What the emulated uplink follows; UsageError for a file that is none, or without a link to give the rest."""
+    if options.link_trace is None:
+        return None
+    if not options.link:
+        raise UsageError("--link-trace needs --link too: the downlink and the round trip are not in a trace")
+    return read_uplink_trace(options.link_trace)
+
+
 def _run(options: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.configure(options.log_level, options.log_format)
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
     stop = threading.Event()
     on_stop_signals(stop.set)
@@ -282,9 +341,13 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
+                metrics=options.metrics,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
+                power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
+                link_trace=_trace(options),
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
                 providers=options.providers, optimise=options.mode,
+                gateway=options.gateway,
             ), folder, identity, stop)  # fmt: skip
     finally:
         folder.release()

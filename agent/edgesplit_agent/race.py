@@ -68,6 +68,10 @@ class Race:
     by_need: float = inf
     overdue_at: float = inf
     began: float = field(default_factory=perf_counter)
+    alone_from: float = 0.0
+    """When the device began to finish it."""
+    tail_s: float = 0.0
+    """Of the slices that did, if it won."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wasted: Timing | None = None
     _arrivals: queue.SimpleQueue[Arrival] = field(default_factory=queue.SimpleQueue)

@@ -11,6 +11,7 @@ from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.wishes import NONE, Wishes
 from edgesplit_agent.active import ActiveRelease
+from edgesplit_agent.course import Course
 from edgesplit_agent.turns import Place
 
 
@@ -35,6 +36,7 @@ class Request:
     wishes: Wishes = NONE
     began: float = field(default_factory=perf_counter)
     timing: Timing = field(default_factory=Timing)
+    course: Course = field(default_factory=Course)
     place: Place = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,3 +58,5 @@ class Expected:
     """Link and cloud together: how long the cloud should be away."""
     cause: str = ""
     """Why it is not the row that was chosen first."""
+    early_s: float | None = None
+    """Seconds after sending at which the device should begin to finish it, where that can be paid for."""

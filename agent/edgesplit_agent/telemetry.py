@@ -6,10 +6,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgesplit import plan
-from edgesplit.messages import Telemetry, Window
+import msgspec
+
+from edgesplit import messages, plan
+from edgesplit.limits import LIMITS
+from edgesplit.messages import PhaseSeconds, PowerSeen, Telemetry, Window
 from edgesplit.plan import Conditions
-from edgesplit.report import Report
+from edgesplit.report import PHASES, Report, phases
+from edgesplit.seen.histogram import Histogram
 from edgesplit_agent.active import ActiveRelease
 
 KEPT = 4096
@@ -30,7 +34,11 @@ class Tally:
     device_s: float = 0.0
     link_s: float = 0.0
     remote_s: float = 0.0
+    joules: float = 0.0
+    weighed: int = 0
+    joules_basis: str = ""
     latencies_s: list[float] = field(default_factory=list)
+    phases: dict[str, Histogram] = field(default_factory=dict)
 
     def answered(self, report: Report) -> None:
         """Count one answer."""
@@ -43,8 +51,14 @@ class Tally:
         self.device_s += report.device_s
         self.link_s += report.link_s
         self.remote_s += report.remote_s
+        if report.joules_basis:
+            self.joules += report.joules
+            self.weighed += 1
+            self.joules_basis = report.joules_basis
         if len(self.latencies_s) < KEPT:
             self.latencies_s.append(report.latency_s)
+        for name, seconds in phases(report).items():
+            self.phases.setdefault(name, Histogram()).observe(seconds)
 
 
 class Windows:
@@ -100,6 +114,13 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
         link_s=tally.link_s / answered,
         remote_s=tally.remote_s / answered,
         trouble=release.trouble[:400],
+        phases=tuple(
+            PhaseSeconds(name, tally.phases[name].total, tally.phases[name].sparse())
+            for name in PHASES
+            if name in tally.phases
+        ),
+        joules=tally.joules / max(1, tally.weighed),
+        joules_basis=tally.joules_basis,
     )
 
 
@@ -109,9 +130,16 @@ def quantile(values: list[float], part: float) -> float:
     return ranked[min(len(ranked) - 1, int(part * len(ranked)))] if ranked else 0.0
 
 
-def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, windows: tuple[Window, ...]) -> Telemetry:
-    """The whole message."""
-    return Telemetry(
+def telemetry(
+    session: int,
+    sequence: int,
+    emulated: bool,
+    now: Conditions,
+    windows: tuple[Window, ...],
+    power: PowerSeen | None = None,
+) -> Telemetry:
+    """The whole message, no longer than a controller reads."""
+    whole = Telemetry(
         session=session,
         sequence=sequence,
         emulated=emulated,
@@ -119,4 +147,22 @@ def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, wind
         rtt_s=now.link.rtt_s,
         remote_ok=now.remote_ok,
         models=windows,
+        power=power,
     )
+    return fitting(whole)
+
+
+def fitting(whole: Telemetry, most_bytes: int = LIMITS.telemetry_bytes) -> Telemetry:
+    """The same, without the phases of as many models as must be, the least asked first, to fit into one message."""
+    excess = len(messages.encode(whole)) - most_bytes
+    windows = list(whole.models)
+    for place in sorted(range(len(windows)), key=lambda one: windows[one].requests):
+        if excess <= 0:
+            break
+        excess -= len(messages.encode(windows[place])) - len(messages.encode(_bare(windows[place])))
+        windows[place] = _bare(windows[place])
+    return msgspec.structs.replace(whole, models=tuple(windows))
+
+
+def _bare(one: Window) -> Window:
+    return msgspec.structs.replace(one, phases=())

@@ -230,6 +230,10 @@ def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | N
         step = _towards(wanted.model, wanted.release, have, now) or _repair(wanted.model, wanted.release, have, now)
         if step is not None:
             return step
+    for kept in want.keeps:
+        step = _fetch(kept.release, have, now)
+        if step is not None:
+            return step
     return _tidy(want, have, now)
 
 
@@ -259,15 +263,23 @@ def _towards(model: str, release: str, have: DeviceState, now: float) -> Step | 
     if have.running.get(model) == release or release in have.held:
         return None
     state = have.releases.get(release, ReleaseState())
+    if not state.staged:
+        return _fetch(release, have, now)
     if state.refused or now < state.retry_at:
+        return None
+    return Activate(model, release) if state.verified else Verify(release)
+
+
+def _fetch(release: str, have: DeviceState, now: float) -> Step | None:
+    """The next step until a release lies here whole and verified; None where it does, or cannot go on just now."""
+    state = have.releases.get(release, ReleaseState())
+    if state.staged or state.refused or now < state.retry_at:
         return None
     if not state.manifest:
         return FetchManifest(release) if have.online else None
     if not state.whole:
         return FetchMissing(release) if have.online else None
-    if not state.staged:
-        return Stage(release)
-    return Activate(model, release) if state.verified else Verify(release)
+    return Stage(release)
 
 
 def _repair(model: str, wanted: str, have: DeviceState, now: float) -> Step | None:
@@ -283,7 +295,9 @@ def _tidy(want: Statement, have: DeviceState, now: float) -> Step | None:
     if unwanted and now >= have.local_retry_at:
         return Retire(unwanted[0])
     litter = have.litter and now >= have.local_retry_at
+    kept = [have.releases.get(one.release, ReleaseState()) for one in want.keeps]
     settled = not have.trials and all(have.running.get(one.model) == one.release for one in want.releases)
+    settled = settled and all(state.staged or state.refused for state in kept)
     return _report(have, now) or (Clean() if litter and settled else None)
 
 
@@ -304,6 +318,20 @@ def model_states(want: Statement | None, have: DeviceState) -> tuple[ModelState,
     wanted = {one.model: one.release for one in want.releases} if want else {}
     names = sorted({*wanted, *have.running})
     return tuple(_model_state(model, wanted.get(model, ""), have) for model in names)
+
+
+def kept_states(want: Statement | None, have: DeviceState) -> tuple[ModelState, ...]:
+    """What is reported of each release that is kept for others."""
+    return tuple(_kept_state(one.model, one.release, have) for one in want.keeps) if want else ()
+
+
+def _kept_state(model: str, release: str, have: DeviceState) -> ModelState:
+    state = have.releases.get(release, ReleaseState())
+    if state.staged:
+        return ModelState(model, release, release, "staged")
+    if state.refused or state.trouble:
+        return ModelState(model, "", release, "failed", state.refused or state.trouble)
+    return ModelState(model, "", release, "fetching", state.waits_for)
 
 
 def _model_state(model: str, wanted: str, have: DeviceState) -> ModelState:
@@ -403,8 +431,16 @@ class Hands(Protocol):
         """Drop what is neither wanted nor running."""
         ...
 
-    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
-        """Tell the controller: each model; why we are in safe mode, if we are; why its word is not obeyed."""
+    def report(
+        self,
+        counter: int,
+        models: tuple[ModelState, ...],
+        safe_mode: str,
+        trouble: str,
+        kept: tuple[ModelState, ...],
+    ) -> None:
+        """Tell the controller: each model; why we are in safe mode, if we are; why its word is not obeyed; what is kept
+        for others."""
         ...
 
     def look(self, release: str) -> ReleaseState:
@@ -571,7 +607,8 @@ class Updater:
         with self._changed:
             want, have = self._want, self._have
             self._have = replace(have, reported=True)
-        self._hands.report(want.counter if want else 0, model_states(want, have), have.safe_mode, have.offer_trouble)
+        counter, models, kept = want.counter if want else 0, model_states(want, have), kept_states(want, have)
+        self._hands.report(counter, models, have.safe_mode, have.offer_trouble, kept)
 
     def _superseded(self) -> Callable[[], bool]:
         """A download gives way to what is newer, and to the health of what runs."""
@@ -613,7 +650,7 @@ class Updater:
 
     def _looks(self, statement: Statement | None) -> dict[str, ReleaseState]:
         """How far what is wanted has come, and what was committed before and does not run."""
-        wanted = {one.release for one in statement.releases} if statement else set()
+        wanted = {one.release for one in (*statement.releases, *statement.keeps)} if statement else set()
         resting = {one for model, one in self._have.committed.items() if model not in self._have.running}
         return {release: self._hands.look(release) for release in sorted(wanted | resting)}
 

@@ -122,9 +122,16 @@ class Uplink:
         """Why it is not."""
         return self._session.problem
 
-    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str = "", trouble: str = "") -> None:
-        """Tell what runs; LinkError unless the broker has it."""
-        said = Reported(self.session_number, counter, models, safe_mode, trouble)
+    def report(
+        self,
+        counter: int,
+        models: tuple[ModelState, ...],
+        safe_mode: str = "",
+        trouble: str = "",
+        kept: tuple[ModelState, ...] = (),
+    ) -> None:
+        """Tell what runs, and what is kept for others; LinkError unless the broker has it."""
+        said = Reported(self.session_number, counter, models, safe_mode, trouble, kept)
         self._publish("reported", said, wait_s=REPORT_S)
 
     def _publish(self, kind: messages.Kind, message: messages.Message, wait_s: float | None) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.floor import Floor
+from edgesplit.key_file import has_keys, write_keys
 from edgesplit.messages import ModelState
 from edgesplit.names import ModelRef
-from edgesplit.release import Manifest, Statement, device_slices
+from edgesplit.release import Gateway, Manifest, Statement, device_slices, gateway_slices
 from edgesplit.releases import Release, adopt_release, open_release, stored_releases
-from edgesplit.sealed import golden_chunks
+from edgesplit.sealed import golden_chunks, needed_keys
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
 from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
@@ -55,9 +56,12 @@ class Work:
         endpoint: Callable[[], None] = lambda: None,
         hours: FetchHours | None = None,
         tuner: Tuner | None = None,
+        lead: Callable[[Gateway | None], None] = lambda gateway: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`endpoint` raises where applications are not answered; `now` is the wall clock, in Unix seconds."""
+        """`endpoint` raises where applications are not answered; `lead` is told whom to offload to, by each statement
+        that is believed; `now` is the wall clock, in Unix seconds."""
+        self._lead = lead
         self._folder = folder
         self._identity = identity
         self._engine = engine
@@ -74,6 +78,10 @@ class Work:
         self._starts_before = 0
         self._wanted: set[str] = set()
         """Releases that the newest believed statement names."""
+        self._own: set[str] = set()
+        """Those of them that this device runs itself."""
+        self._kept: set[str] = set()
+        """Those of them that it keeps for devices behind it."""
         self._urgent: set[str] = set()
         """Those of them that are fetched at any hour."""
         self._hours = hours or FetchHours(())
@@ -123,7 +131,7 @@ class Work:
             try:
                 opened = self._open(release)
                 model = ModelRef.parse(opened.manifest.model).name
-                if model not in found and opened.has_slices(self._slices(opened.manifest)):
+                if model not in found and opened.has_slices(self._own_slices(opened.manifest)):
                     found[model] = Slots(trial=release)
                     log.warning("current.json is lost: %s runs from release %s, found here", model, release[:12])
             except EdgeError as error:
@@ -173,8 +181,11 @@ class Work:
 
     def _wants(self, statement: Statement) -> None:
         self._keys.take(statement)
-        self._wanted = {one.release for one in statement.releases}
-        self._urgent = {one.release for one in statement.releases if one.now}
+        self._own = {one.release for one in statement.releases}
+        self._kept = {one.release for one in statement.keeps}
+        self._wanted = self._own | self._kept
+        self._urgent = {one.release for one in (*statement.releases, *statement.keeps) if one.now}
+        self._lead(statement.gateway)
 
     def connect(self, uplink: Uplink) -> None:
         """From now on there is a network to fetch by and report to."""
@@ -208,13 +219,17 @@ class Work:
         decrypted here is not fetched."""
         raw, proof = self._trust.proven(release, self._fetch)
         paper = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
-        self._keys.of(release, paper.manifest, self._slices(paper.manifest))
+        if self._runs(release):
+            self._keys.of(release, paper.manifest, self._own_slices(paper.manifest))
+        if release in self._kept:
+            self._keys.far(release, paper.manifest)
         self._papers[release] = paper
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Get the chunks that are not here, if there is room for them and now is the time."""
+        self._hours.check_power(release in self._urgent)
         manifest = self._paper(release).manifest
-        layout = Layout.of(release, manifest, self._slices(manifest))
+        layout = Layout.of(release, manifest, self._slices(release, manifest))
         assembly = self._store.assembly(layout)
         assembly.link()
         absent = assembly.missing()
@@ -227,7 +242,7 @@ class Work:
         log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
 
         def stop() -> bool:
-            return superseded() or not (urgent or self._hours.open)
+            return superseded() or self._hours.held(urgent)
 
         self._net.chunks.fetch(release, missing, tuple(manifest.chunk_list()), assembly.put_all, stop)
         if not superseded():
@@ -235,9 +250,9 @@ class Work:
         return not superseded()
 
     def stage(self, release: str) -> None:
-        """Make this class's slices, which lie ready, the release: a rename."""
+        """Make the slices that are wanted here, which lie ready, the release: a rename."""
         paper = self._paper(release)
-        slices = self._slices(paper.manifest)
+        slices = self._slices(release, paper.manifest)
         assembly = self._store.assembly(Layout.of(release, paper.manifest, slices))
         assembly.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -249,6 +264,8 @@ class Work:
             if assembly.missing():
                 raise LinkError(f"release {release[:12]} was spoilt on disk: it is completed again") from error
             raise
+        if release in self._kept and (keys := self._keys.far(release, paper.manifest)):
+            write_keys(self._folder.releases / release, keys)
 
     def verify(self, release: str) -> None:
         """Load it, and let it answer its golden inputs. What is loaded here is what will serve.
@@ -318,14 +335,21 @@ class Work:
         unwanted = set(self._current.models) - {one.model for one in want.releases} - set(self._engine.serving)
         for model in unwanted:  # spoilt, so that it never ran, and nobody asks for it any more
             self._commit(activation.retired(self._current, model))
-        kept = {*self._protected(), *(one.release for one in want.releases)}
+        kept = {*self._protected(), *(one.release for one in (*want.releases, *want.keeps))}
         self._store.forget(kept)
         self._papers = {release: paper for release, paper in self._papers.items() if release in kept}
         self._loaded = {release: active for release, active in self._loaded.items() if release in kept}
 
-    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
+    def report(
+        self,
+        counter: int,
+        models: tuple[ModelState, ...],
+        safe_mode: str,
+        trouble: str,
+        kept: tuple[ModelState, ...],
+    ) -> None:
         """Tell the controller."""
-        self._net.report(counter, models, safe_mode, trouble)
+        self._net.report(counter, models, safe_mode, trouble, kept)
 
     def look(self, release: str) -> ReleaseState:
         """How far it has come by what is on disk now, every byte hashed."""
@@ -337,7 +361,7 @@ class Work:
                 return ReleaseState()
             self._papers[release] = paper
             staged = self._is_staged(release, paper.manifest)
-            slices = set() if staged else self._slices(paper.manifest)
+            slices = set() if staged else self._slices(release, paper.manifest)
             missing = self._store.assembly(Layout.of(release, paper.manifest, slices)).missing()
             return ReleaseState(manifest=True, whole=not missing, staged=staged)
         except (EdgeError, OSError) as error:
@@ -364,7 +388,7 @@ class Work:
 
     def _answer_golden(self, active: ActiveRelease) -> None:
         manifest = active.manifest
-        keys = self._keys.of(active.digest, manifest, self._slices(manifest))
+        keys = self._keys.of(active.digest, manifest, self._own_slices(manifest))
         for golden in manifest.golden:
             check_golden(active, golden, golden_chunks(manifest, keys, self._chunk))
 
@@ -372,7 +396,7 @@ class Work:
         golden = active.manifest.golden
         if self._tuner is None or not golden or active.plan.local is None:
             return
-        keys = self._keys.of(active.digest, active.manifest, self._slices(active.manifest))
+        keys = self._keys.of(active.digest, active.manifest, self._own_slices(active.manifest))
         inputs = golden_inputs(golden[0], golden_chunks(active.manifest, keys, self._chunk))
         alone = not set(self._engine.serving) - {active.model}
         self._tuner.tune(active, inputs, lambda: self._answer_golden(active), alone=alone)
@@ -391,7 +415,7 @@ class Work:
     def _opened(self, release: str) -> Release:
         """The release with the keys of what runs here, where it is encrypted."""
         opened = self._open(release)
-        return replace(opened, keys=self._keys.of(release, opened.manifest, self._slices(opened.manifest)))
+        return replace(opened, keys=self._keys.of(release, opened.manifest, self._own_slices(opened.manifest)))
 
     def _open(self, release: str) -> Release:
         return open_release(self._folder.releases, release, self._root)
@@ -413,12 +437,24 @@ class Work:
 
     def _is_staged(self, release: str, manifest: Manifest) -> bool:
         try:
-            return self._open(release).has_slices(self._slices(manifest))
+            opened = self._open(release)
+            sealed = release in self._kept and needed_keys(manifest, gateway_slices(manifest), golden=False)
+            return opened.has_slices(self._slices(release, manifest)) and (not sealed or has_keys(opened.folder))
         except TrustError:
             return False
 
-    def _slices(self, manifest: Manifest) -> set[str]:
+    def _slices(self, release: str, manifest: Manifest) -> set[str]:
+        """What is to lie here of a release: this class's slices where it runs here, the far ones where it is kept."""
+        own = self._own_slices(manifest) if self._runs(release) else set()
+        return own | (gateway_slices(manifest) if release in self._kept else set())
+
+    def _own_slices(self, manifest: Manifest) -> set[str]:
         return device_slices(plan_for(manifest, self._identity.device_class, self._floor), manifest)
+
+    def _runs(self, release: str) -> bool:
+        """Is it this device's to run, now or again? What is kept for others alone is not."""
+        ran = {one for slots in self._current.models.values() for one in (slots.committed, slots.trial)}
+        return release in self._own or release in ran or release not in self._kept
 
     def _protected(self) -> set[str]:
         """Releases that are never dropped for another's sake: what runs or would in its place, and what is wanted."""

@@ -35,10 +35,12 @@ from edgesplit import errors
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, TrustError, UsageError
 from edgesplit.identity import Renewal
 from edgesplit.limits import LIMITS
+from edgesplit.seen.ledger import Ledger
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.devices import CLAIM_S, ClaimWish
 from edgesplit_controller.key_changes import KeyChange, PublicKey
+from edgesplit_controller.metrics import CountedRequests
 from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.planning import OWN_CLASS, Wish
 from edgesplit_controller.refusals import Conflict, Forbidden
@@ -270,7 +272,9 @@ class Heavy:
                     future.set_exception(error)
 
 
-def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: Heavy) -> FastAPI:
+def create_app(
+    controller: Controller, token: str, *, model_bytes: int, heavy: Heavy, ledger: Ledger | None = None
+) -> FastAPI:
     """The API over one controller."""
     app = FastAPI(
         title="edgesplit controller",
@@ -290,6 +294,7 @@ def create_app(controller: Controller, token: str, *, model_bytes: int, heavy: H
         "/keys/renewed": lists,
     }
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
+    app.add_middleware(CountedRequests, ledger=ledger or Ledger())
     app.add_exception_handler(EdgeError, _on_edge_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)

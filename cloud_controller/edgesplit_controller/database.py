@@ -229,12 +229,13 @@ class GatewayRow(Table):
 
 
 class Behind(Table):
-    """A device that offloads through a gateway."""
+    """A device that offloads through a gateway, or once did."""
 
     __tablename__ = "behind"
 
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
-    gateway: Mapped[str] = mapped_column(ForeignKey("gateways.device"))
+    gateway: Mapped[str | None] = mapped_column(ForeignKey("gateways.device"))
+    """None: to the cloud again, which it may have to be told yet."""
 
 
 class TelemetryRow(Table):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from edgesplit.links import host_and_port, parse_link
@@ -67,7 +67,8 @@ class Gateways:
         """The device of that name, enrolled or still to come, is a gateway that devices reach at HOST:PORT."""
         host_and_port(address, "gateway")
         with self._database.write() as session:
-            if session.get(Behind, name) is not None:
+            behind = session.get(Behind, name)
+            if behind is not None and behind.gateway is not None:
                 raise Conflict(f"{name} is behind a gateway itself: `edgectl device gateway {name} none` first")
             session.merge(GatewayRow(device=name, address=address))
             record(session, self._now(), "operator", "gateway.appointed", name, address=address)
@@ -85,10 +86,7 @@ class Gateways:
                 if amiss := sorted(one.name for one in devices if session.get(GatewayRow, one.name)):
                     raise Conflict(f"{amiss[0]} is a gateway: there is one tier between device and cloud, not two")
             for device in devices:
-                if gateway == "none":
-                    session.execute(delete(Behind).where(Behind.device == device.name))
-                else:
-                    session.merge(Behind(device=device.name, gateway=gateway))
+                session.merge(Behind(device=device.name, gateway=None if gateway == "none" else gateway))
                 if link:
                     session.get_one(Device, device.name).link = link
                 record(session, self._now(), "operator", "device.led", device.name, gateway=gateway)
@@ -105,7 +103,8 @@ class Gateways:
     def of(self, names: Collection[str] | None = None) -> dict[str, Device]:
         """By device, the living gateway that it is behind; of those named, or of all."""
         with self._database.read() as session:
-            found = {row.device: session.get(Device, row.gateway) for row in session.scalars(select(Behind))}
+            led = session.scalars(select(Behind).where(Behind.gateway.is_not(None)))
+            found = {row.device: session.get(Device, row.gateway) for row in led}
             wanted = {name: one for name, one in found.items() if names is None or name in names}
             return {name: one for name, one in wanted.items() if one is not None and not one.revoked}
 
@@ -123,7 +122,7 @@ class Gateways:
     def reached_by(self, session: Session, device: Device) -> Gateway | None:
         """The gateway that this device shall offload to: none while it is not enrolled, or revoked."""
         behind = session.get(Behind, device.name)
-        row = session.get(GatewayRow, behind.gateway) if behind is not None else None
+        row = session.get(GatewayRow, behind.gateway) if behind is not None and behind.gateway is not None else None
         there = session.get(Device, row.device) if row is not None else None
         return Gateway(row.device, row.address) if row is not None and there is not None and not there.revoked else None
 
@@ -140,7 +139,7 @@ class Gateways:
         return sorted((model, release) for model, release in found if release and self._split_of(release) == model)
 
     def concerned(self, session: Session) -> Iterable[Device]:
-        """Gateways, and devices behind one."""
+        """Gateways, and devices that are or were behind one."""
         named = [*session.scalars(select(GatewayRow.device)), *session.scalars(select(Behind.device))]
         living = select(Device).where(Device.name.in_(named), Device.revoked.is_(None)).order_by(Device.name)
         return session.scalars(living).all()

@@ -20,6 +20,7 @@ from typing import Any
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
+from edgesplit.seen.logs import Format
 
 PORTS = ("api_port", "mqtt_port", "offload_port")
 _CHOSEN = range(15_000, 32_000)
@@ -42,6 +43,12 @@ class Settings:
     """Run the offload server too, as a supervised child."""
     offload_url: str = ""
     """What devices are told instead of our own offload server's address."""
+    metrics: tuple[str, int] | None = None
+    """Where Prometheus may read the controller's metrics, in plain HTTP; None: nowhere."""
+    offload_metrics: str = ""
+    """ADDRESS:PORT of the same for the offload server; empty: nowhere."""
+    log_format: Format = "text"
+    """Of this process's log lines, and the offload server's."""
     model_bytes: int = 16 * 2**30
     """Largest model file taken."""
     stale_after_s: float = 10.0

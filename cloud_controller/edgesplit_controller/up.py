@@ -38,6 +38,11 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
 from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
+from edgesplit.seen import logs
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.ledger import Ledger
+from edgesplit.seen.listener import metrics_server
+from edgesplit_controller import metrics
 from edgesplit_controller.api import OPERATOR, Heavy, create_app
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
@@ -77,9 +82,7 @@ def run(
 ) -> None:
     """Run a controller until SIGTERM, SIGINT or `stop`; `ready` is told its addresses once everything works."""
     if not logging.getLogger().handlers:
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-        )
+        logs.configure("info", settings.log_format)
     ending = stop or threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_stopped_by_signals(ending))
@@ -177,6 +180,8 @@ def _assemble(
             revocations.publish()
         for device in taken.intruders:
             revocations.cut(device)
+        if any(isinstance(message, messages.Reported) for _, message in said):
+            delivery.tell(director.settle())  # what a device runs no more, its gateway need not keep
 
     def flooding(device: str, dropped: int) -> None:
         if devices.hold(device, dropped):
@@ -265,6 +270,9 @@ def _mqtt(settings: Settings, authority: Authority, delivery: Delivery, stack: E
 
 def _offload(settings: Settings, stack: ExitStack) -> None:
     arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
+    arguments += ["--log-format", settings.log_format]
+    if settings.offload_metrics:
+        arguments += ["--metrics", settings.offload_metrics]
     child = Child(
         "offload server",
         [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())],
@@ -281,7 +289,13 @@ def _api(
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
     token = _operator_token(settings.data / "operator.token")
-    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy())
+    ledger = Ledger()
+    if settings.metrics is not None:
+        scraped = metrics_server(settings.metrics, lambda: metrics_response(metrics.series(ledger, controller.devices)))
+        stack.callback(scraped.stop)
+        scraped.start()
+        log.info("metrics at %s/metrics", scraped.url)
+    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy(), ledger=ledger)
     config = uvicorn.Config(
         app,
         http=TellingPeers,

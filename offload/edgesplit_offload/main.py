@@ -1,35 +1,48 @@
-"""`python -m edgesplit_offload.main`: the offload server as a process. SIGTERM and SIGINT let running requests finish.
+"""`python -m edgesplit_offload.main`: the offload server. SIGTERM and SIGINT let running requests finish.
 
 Prints one line once it listens. Without --cert, --key and --ca there is no TLS, and then only loopback is listened on.
+With one process it is that process; with several it is their supervisor, and starts them by the same command line.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import ssl
+import socket
 import sys
 import threading
-from collections.abc import Container, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 from edgesplit.errors import EdgeError, UsageError
+from edgesplit.http1 import Response, listening_socket, server_url
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
-from edgesplit.links import host_and_port
-from edgesplit.remote import Remote
-from edgesplit_offload.onward import WAITING, Onward
-from edgesplit_offload.server import OffloadServer
+from edgesplit.seen import logs, spans
+from edgesplit.seen.exposition import PATH
+from edgesplit.seen.listener import metrics_server, parse_address
+from edgesplit_offload import options as given
+from edgesplit_offload.server import SERIES, OffloadServer, metrics_of
+from edgesplit_offload.supervisor import Supervisor
+from edgesplit_offload.talk import Talk
+from edgesplit_offload.worker import Worker
 
-DEFAULT_PORT = 8500
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
-    options = _parser().parse_args(argv)
-    logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = given.parser().parse_args(words)
+    logs.configure(options.log, options.log_format)
     try:
-        serve(options)
+        given.checked(options)
+        if options.worker:
+            work(options)
+        elif given.process_count(options.processes) == 1:
+            serve(options)
+        else:
+            supervise(options, words)
     except EdgeError as error:
         print(f"offload: {error}", file=sys.stderr)
         return error.exit_code
@@ -37,99 +50,89 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve until told to stop. Raises EdgeError where it cannot begin."""
+    """In this process, until told to stop. Raises EdgeError where it cannot begin."""
+    ending = _ending(options)
+    with ExitStack() as stack:
+        server = _server(options, 1, stack, host=options.host, port=options.port)
+        server.start()
+        stack.callback(lambda: server.stop(options.drain))
+        _metrics(options, server.metrics, stack)
+        print(f"offload: listening on {server.url}", flush=True)
+        wait_until(ending)
+        if options.notice:
+            server.not_ready()
+            threading.Event().wait(options.notice)
+
+
+def supervise(options: argparse.Namespace, words: Sequence[str]) -> None:
+    """Have several processes serve, until told to stop. Raises EdgeError where they cannot begin."""
+    ending = _ending(options)
+    context = given.tls(options)
+    for problem in (given.revoked, given.root, given.onward):  # what is wrong is told before any process is started
+        problem(options)
+    listener = listening_socket(options.host, options.port)
+    url = server_url(options.host, listener.getsockname()[1], tls=context is not None)
+    command = [sys.executable, "-m", "edgesplit_offload.main", *words]
+    count = given.process_count(options.processes)
+    supervisor = Supervisor(listener, command, count, stuck_after_s=options.stuck_after)
+    with ExitStack() as stack:
+        stack.callback(lambda: supervisor.stop(options.drain))
+        supervisor.start()
+        _metrics(options, lambda: metrics_of(supervisor.ask(SERIES)), stack)
+        print(f"offload: listening on {url}", flush=True)
+        wait_until(ending)
+        supervisor.notice()
+        if options.notice:
+            threading.Event().wait(options.notice)
+
+
+def work(options: argparse.Namespace) -> None:
+    """Be one of several, on the sockets that the supervisor gave to this process."""
+    try:
+        words, connections = (socket.socket(fileno=int(number)) for number in options.worker.split(","))
+    except (ValueError, OSError) as error:
+        raise UsageError("--worker is for the supervisor to give") from error
+    worker = Worker(Talk(words), connections, longest_run_s=options.stuck_after, drain_s=options.drain)
+    count = given.process_count(options.processes)
+    with ExitStack() as stack:
+        worker.serve(_server(options, count, stack, siblings=worker.siblings, on_closed=worker.closed))
+
+
+def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **how: Any) -> OffloadServer:
+    tracer = spans.configured("edgesplit-offload", {})
+    stack.callback(tracer.stop)
+    return OffloadServer(
+        options.releases,
+        given.root(options),
+        tls=given.tls(options),
+        revoked=given.revoked(options),
+        threads=options.threads,
+        at_once=options.runs or given.runs_at_once(processes, options.threads),
+        memory=None if options.memory is None else options.memory // processes,
+        batching=options.batching == "auto",
+        connections=options.connections,
+        tracer=tracer,
+        onward=given.onward(options),
+        **how,
+    )
+
+
+def _ending(options: argparse.Namespace) -> threading.Event:
+    """Set when it is time to stop."""
     ending = threading.Event()
     on_stop_signals(ending.set)
     if options.die_with_parent is not None:
         end_with_parent(options.die_with_parent)
-    server = OffloadServer(
-        options.releases,
-        _read(options.root),
-        host=options.host,
-        port=options.port,
-        tls=_tls(options),
-        revoked=_revoked(options),
-        onward=_onward(options),
-    )
-    server.start()
-    print(f"offload: listening on {server.url}", flush=True)
-    wait_until(ending)
-    server.stop(options.drain)
+    return ending
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="edgesplit-offload", description="Finishes inferences for devices.")
-    add = parser.add_argument
-    add("--releases", type=Path, required=True, help="folder of releases, one per digest")
-    add("--root", type=Path, required=True, help="the TUF root that releases must lead back to")
-    add("--cert", type=Path, help="this server's certificate (PEM); with --key and --ca")
-    add("--key", type=Path, help="its private key (PEM)")
-    add("--ca", type=Path, help="the authority that devices' certificates must come from (PEM)")
-    add("--revoked", type=Path, help="the authority's revocation list (PEM), read again when it changes; with --ca")
-    add("--onward", metavar="URL", help="of a gateway: the offload server of the next tier")
-    add("--onward-cert", type=Path, help="the certificate that it is shown (PEM); with --onward-key and --ca")
-    add("--onward-key", type=Path, help="its private key (PEM)")
-    add("--onward-via", metavar="HOST:PORT", help="connect to it there, and still expect the name in the URL")
-    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
-    add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
-    add("--log", default="info", choices=["debug", "info", "warning", "error"], help="level (default %(default)s)")
-    add(
-        "--die-with-parent",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="PID",
-        help="stop when the parent (of that number) ends",
-    )
-    return parser
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """Mutual TLS, or none on loopback."""
-    files = (options.cert, options.key, options.ca)
-    if not any(files):
-        if options.host not in _LOOPBACK:
-            raise UsageError(f"listening on {options.host} needs --cert, --key and --ca: only loopback goes without")
-        return None
-    if not all(files):
-        raise UsageError("--cert, --key and --ca go together")
-    from edgesplit.identity import Credentials
-
-    return Credentials(key_file=options.key, certificate_file=options.cert, ca_file=options.ca).server_context()
-
-
-def _revoked(options: argparse.Namespace) -> Container[object]:
-    if options.revoked is None:
-        return frozenset()
-    if options.ca is None:
-        raise UsageError("--revoked needs --ca: nobody else's list counts")
-    from edgesplit_offload.revoked import Revoked
-
-    return Revoked(options.revoked, options.ca)
-
-
-def _onward(options: argparse.Namespace) -> Onward | None:
-    """The next tier, over mutual TLS unless its URL says http."""
-    if not options.onward:
-        return None
-    files = (options.onward_key, options.onward_cert, options.ca)
-    if not all(files) and not options.onward.startswith("http://"):
-        raise UsageError("--onward needs --onward-cert, --onward-key and --ca: the next tier asks who we are")
-    tls = None
-    if all(files):
-        from edgesplit.identity import Credentials
-
-        tls = Credentials(*files).client_context()
-    via = host_and_port(options.onward_via, "server") if options.onward_via else None
-    return Onward(Remote(options.onward, tls, via=via, idle=WAITING))
+def _metrics(options: argparse.Namespace, page: Callable[[], Response], stack: ExitStack) -> None:
+    """The page for Prometheus, on a port of its own."""
+    if options.metrics is not None:
+        scraped = metrics_server(parse_address(options.metrics), page)
+        scraped.start()
+        stack.callback(scraped.stop)
+        log.info("metrics at %s%s", scraped.url, PATH)
 
 
 if __name__ == "__main__":

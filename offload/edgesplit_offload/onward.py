@@ -16,7 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass
+from contextvars import copy_context
+from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import TypeVar
 from urllib.parse import quote
@@ -39,6 +40,7 @@ from edgesplit.remote import (
     ask,
 )
 from edgesplit.runtime import Tensor
+from edgesplit.seen.timeline import HOP, Timeline
 from edgesplit_offload.shelf import RemoteModel
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class Asked:
     deadline: float | None
     """By the monotonic clock."""
     is_gone: Callable[[], bool]
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def left_s(self) -> float:
@@ -143,7 +146,8 @@ class Onward:
             left_s=wait_s,
             compress=far.row.compress,
         )
-        return self._exchange(lambda call: self._remote.infer(body, call, wait_s), wait_s, asked.is_gone)
+        with asked.timeline.phase(HOP):
+            return self._exchange(lambda call: self._remote.infer(body, call, wait_s), wait_s, asked.is_gone)
 
     def _alone(self, far: RemoteModel, sends: Tensors, run: Run, why: RemoteFailure) -> Tensors:
         """The next tier's half, run here."""
@@ -202,7 +206,7 @@ class Onward:
         self, do: Callable[[Call], _Result | RemoteFailure], call: Call, wait_s: float, is_gone: Callable[[], bool]
     ) -> _Result | RemoteFailure:
         began = monotonic()
-        future: Future[_Result | RemoteFailure] = self._threads.submit(do, call)
+        future: Future[_Result | RemoteFailure] = self._threads.submit(copy_context().run, do, call)
         try:
             while (left_s := began + wait_s - monotonic()) > 0:
                 try:

@@ -1,10 +1,12 @@
 """The offload server: the Open Inference Protocol over HTTP for the far halves of releases.
 
 Promises: a request names its release, so halves of different releases never meet; tensors are checked against the
-manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 with Retry-After; work for a
-client that has gone is skipped. Each response tells the seconds spent in here (`edgesplit-seconds`) and how much
-waiting stretches a run (`edgesplit-load`, at least 1). Leaves to others: batching, eviction by memory, several
-processes. tests/conformance runs Triton's own client against it.
+manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 (429 where one client asks
+for more than its share) with Retry-After; work for a client that has gone, or that cannot be done in time, is not
+begun. Requests for one model share a run where that was measured to gain (`gain`). Each response tells the seconds
+spent in here (`edgesplit-seconds`), those of them in the queue (`edgesplit-queue-seconds`), and how much others
+stretch a run (`edgesplit-load`, at least 1). Leaves to others: what operators ask (`management`), several processes
+(`supervisor`), the next tier (`onward`). tests/conformance runs Triton's own client against it.
 """
 
 from __future__ import annotations
@@ -14,24 +16,46 @@ import logging
 import os
 import re
 import ssl
+import threading
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
+from typing import Any
 
+import edgesplit
 from edgesplit import codecs, oip
-from edgesplit.bodies import CODINGS, UnknownCoding, decoded
+from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
-from edgesplit.runtime import Runtime, Tensor, execute
+from edgesplit.runtime import Runtime, Tensor
 from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, deadline_left_s
-from edgesplit_offload.shelf import VERSION, Opener, OpenRelease, RemoteModel, Shelf
+from edgesplit.seen import families
+from edgesplit.seen.exposition import metrics_response
+from edgesplit.seen.ledger import Series, gauge
+from edgesplit.seen.ledger import summed as series_of_all
+from edgesplit.seen.spans import OFF, Tracer
+from edgesplit.seen.timeline import DECODE, ENCODE, HOP, QUEUE, RUN
+from edgesplit_offload.counts import Counts
+from edgesplit_offload.gain import CLOCKS, Background
+from edgesplit_offload.half import OpenRelease
+from edgesplit_offload.management import Management
+from edgesplit_offload.memory import Memory
+from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, Tensors, deadline_left_s
+from edgesplit_offload.shelf import VERSION, Opener, RemoteModel, Shelf
+from edgesplit_offload.siblings import Alone, Siblings
 from edgesplit_offload.turns import Turns
+from edgesplit_offload.visits import RELAYED, Visit, Visits
+from edgesplit_offload.waiting import Job
 
 log = logging.getLogger(__name__)
 
 SECONDS_HEADER = "edgesplit-seconds"
+QUEUE_HEADER = "edgesplit-queue-seconds"
 LOAD_HEADER = "edgesplit-load"
+WAITING_PER_RUN = 16
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
+SERIES = "series"
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<verb>/ready|/config|/infer)?")
 
 
@@ -67,51 +91,86 @@ class OffloadServer:
         tls: ssl.SSLContext | None = None,
         open_release: Opener | None = None,
         runtime: Runtime | None = None,
+        threads: int = 1,
         at_once: int | None = None,
         waiting: int | None = None,
+        memory: int | None = None,
+        batching: bool = False,
+        connections: int = 256,
         revoked: Container[object] = frozenset(),
+        siblings: Siblings | None = None,
+        on_closed: Callable[[], None] = lambda: None,
+        tracer: Tracer = OFF,
         onward: Onward | None = None,
     ) -> None:
-        """`onward`: of a gateway, the next tier."""
-        self._revoked = revoked
+        """`onward`: of a gateway, the next tier. `runtime`: instead of each slice's engine with `threads`."""
         self._onward = onward
-        runs = at_once or os.cpu_count() or 1
-        self._shelf = Shelf(open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat())
-        self._turns = Turns(runs, 8 * runs if waiting is None else waiting)
-        self._server = Server(self._answer, host=host, port=port, tls=tls)
+        self._revoked = revoked
+        self._visits = Visits(tracer)
+        self._counts = Counts()
+        self._memory = Memory(memory)
+        self._shelf = Shelf(
+            open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat(threads), self._memory
+        )
+        runs = at_once or max(1, (os.cpu_count() or 1) // threads)
+        self._turns = Turns(runs, WAITING_PER_RUN * runs if waiting is None else waiting)
+        self._measuring = Background() if batching else None
+        self._clock = CLOCKS[threads == 1]
+        self._siblings = siblings or Alone()
+        self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
+        self._siblings.listen({**self._management.answerers, SERIES: lambda _: [*map(_plain, self._series())]})
+        self._ending = threading.Event()
+        self.http = Server(
+            self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
+        )
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
-            "/v2": ("GET", lambda _: json_response(200, oip.server_metadata())),
+            "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
             "/v2/health/live": ("GET", lambda _: Response()),
-            "/v2/health/ready": ("GET", lambda _: Response(503 if self._server.is_stopping else 200)),
-            "/v2/repository/index": ("POST", self._index),
+            "/v2/health/ready": ("GET", lambda _: Response(503 if self._ending.is_set() else 200)),
             "/v2/edgesplit/probe": ("POST", lambda _: Response()),
         }
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._server.port
+        return self.http.port
 
     @property
     def url(self) -> str:
         """Where clients reach it."""
-        return self._server.url
+        return self.http.url
 
     def start(self) -> None:
         """Listen; UsageError where the address cannot be had."""
-        self._server.start()
+        self.http.start()
 
     def stop(self, drain_s: float = 5.0) -> None:
-        """Accept no more, finish what runs, close."""
-        self._server.stop(drain_s)
+        """Not ready any more; accept no more, finish what runs, close."""
+        self.not_ready()
+        if self._measuring is not None:
+            self._measuring.stop()
+        self.http.stop(drain_s)
         if self._onward is not None:
             self._onward.close()
+
+    def not_ready(self) -> None:
+        """Say so from now on, and go on serving: it will end soon."""
+        self._ending.set()
+
+    def longest_run_s(self) -> float:
+        """For how long the oldest run has been running: a model that never returns shows here."""
+        return self._turns.longest_s()
+
+    def metrics(self) -> Response:
+        """What all serving processes counted, for Prometheus."""
+        return metrics_of(self._siblings.ask(SERIES))
 
     def _answer(self, request: Request) -> Response:
         """The response, with what it took in here and how loaded that is."""
         began = perf_counter()
         try:
             if request.peer_serial in self._revoked:
+                self._visits.refused()
                 return error_response(403, "this certificate was revoked")
             response = self._route(request)
         except UnknownCoding as error:
@@ -127,76 +186,140 @@ class OffloadServer:
             method, handle = self._fixed[path]
             return handle(request) if request.method == method else _not_allowed(method)
         found = _MODEL.fullmatch(path)
-        if found is None:
-            raise NotFound(f"nothing is at {request.path[:200]}")
+        if found is None or found["model"] == "stats":
+            managed = self._management.answer(request, path)
+            if managed is None:
+                raise NotFound(f"nothing is at {request.path[:200]}")
+            return managed
         verb, method = found["verb"], "POST" if found["verb"] == "/infer" else "GET"
         if request.method != method:
             return _not_allowed(method)
         if found["version"] not in (None, VERSION):
             raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
-        if verb == "/infer" and self._onward is not None:
-            return self._infer_or_relay(request, found["model"], self._onward)
-        return self._of_model(request, self._shelf.model(found["model"]), verb)
-
-    def _infer_or_relay(self, request: Request, name: str, onward: Onward) -> Response:
-        """A gateway's answer: by itself, by itself and the next tier, or the next tier's as it is."""
-        try:
-            model = self._shelf.model(name)
-            if model.through_gateway:
-                return self._infer(request, model)
-        except NOT_HERE as error:
-            log.info("%s is relayed: %s", name[:200], error)
-        body = decoded(request.body, request.headers.get("content-encoding", ""))
-        return onward.relay(request, deadline_left_s(request, body))
-
-    def _of_model(self, request: Request, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/infer":
-            return self._infer(request, model)
+            with self._visits.visit(request) as visit:
+                if self._onward is not None:
+                    return self._infer_or_relay(request, found["model"], self._onward, visit)
+                return self._infer(request, self._shelf.model(found["model"]), visit)
+        return self._of_model(self._shelf.model(found["model"]), verb)
+
+    def _of_model(self, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/ready":
-            model.programs()
+            model.half.load()
             return Response()
         if verb == "/config":
             return json_response(200, oip.model_config(model.name, model.wire_inputs, model.outputs))
         return json_response(200, oip.model_metadata(model.name, [VERSION], model.wire_inputs, model.outputs))
 
-    def _infer(self, request: Request, model: RemoteModel) -> Response:
-        arrived = monotonic()
+    def _infer_or_relay(self, request: Request, name: str, onward: Onward, visit: Visit) -> Response:
+        """A gateway's answer: by itself, by itself and the next tier, or the next tier's as it is."""
+        try:
+            model = self._shelf.model(name)
+            if model.through_gateway:
+                return self._infer(request, model, visit)
+        except NOT_HERE as error:
+            log.info("%s is relayed: %s", name[:200], error)
+        visit.model, visit.row = RELAYED, ""
         body = decoded(request.body, request.headers.get("content-encoding", ""))
-        asked = oip.decode_request(body, oip.header_length(request.headers))
-        inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
-        oip.check_tensors(inputs, model.inputs)
-        oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
-        patience_s = oip.timeout_s(asked.parameters)
+        with visit.timeline.phase(HOP):
+            return onward.relay(request, deadline_left_s(request, body))
+
+    def _infer(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
+        arrived = perf_counter()
+        visit.model, visit.row = model.served, model.row.name
+        try:
+            response = self._inferred(request, model, visit)
+        except Exception:
+            self._counts.failed(model.name, perf_counter() - arrived)
+            raise
+        took_s = perf_counter() - arrived
+        self._counts.answered(model.name, visit.timeline.seconds(), took_s, visit.batch, visit.leads)
+        if self._measuring is not None and model.half.first_asked():
+            self._measuring.ask(partial(model.half.measure, self._clock))
+        return response
+
+    def _inferred(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
+        arrived = monotonic()
+        with visit.timeline.phase(DECODE):
+            body = decoded(request.body, request.headers.get("content-encoding", ""))
+            given = oip.decode_request(body, oip.header_length(request.headers))
+            inputs = codecs.decode_all(given.inputs, model.inputs, model.row.codecs)
+            oip.check_tensors(inputs, model.inputs)
+            oip.pick_outputs({spec.name: spec for spec in model.outputs}, given.outputs)
+        patience_s = oip.timeout_s(given.parameters)
         deadline = None if patience_s is None else arrived + patience_s
-        finished = self._finish(model, Asked(asked.id, inputs, deadline, request.closed))
-        outputs = oip.pick_outputs(finished.outputs, asked.outputs)
-        answer = oip.InferResponse(model.name, outputs, VERSION, asked.id)
-        buffers, length = oip.encode_response(answer, asked.binary_outputs)
+        asked = Asked(given.id, inputs, deadline, request.closed, visit.timeline)
+        finished = self._finish(model, asked, request.peer, visit)
+        with visit.timeline.phase(ENCODE):
+            outputs = oip.pick_outputs(finished.outputs, given.outputs)
+            answer = oip.InferResponse(model.name, outputs, VERSION, given.id)
+            buffers, length = oip.encode_response(answer, given.binary_outputs)
+            buffers, coding = _coded(buffers, request.headers.get("accept-encoding", ""))
+        visit.sent = sum(len(part) for part in buffers)
         kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
         sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
-        return Response(200, {**kind, **sized, **finished.headers}, buffers)
+        queue = {QUEUE_HEADER: f"{visit.timeline.total(QUEUE):.6f}"}
+        return Response(200, {**kind, **sized, **coding, **queue, **finished.headers, **visit.headers()}, buffers)
 
-    def _finish(self, model: RemoteModel, asked: Asked) -> Finished:
+    def _finish(self, model: RemoteModel, asked: Asked, client: str | None, visit: Visit) -> Finished:
         """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""
 
-        def run(part: RemoteModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            with self._turns.take(asked.deadline, asked.is_gone):
-                return _run(part, inputs)
+        def run(part: RemoteModel, inputs: Mapping[str, Tensor]) -> Tensors:
+            half = part.half
+            job = Job(inputs, half.run, half.pace, client, asked.deadline, asked.is_gone)
+            if not half.is_loaded:
+                half.load()
+            try:
+                return self._taken(job)
+            finally:
+                visit.batch, visit.leads = max(1, job.together), job.mine is not None
+                ran = job.arrived + job.queue_s
+                asked.timeline.add(QUEUE, job.arrived, ran if job.together else perf_counter())
+                if job.together:
+                    asked.timeline.add(RUN, ran, ran + job.run_s)
 
         if self._onward is not None and model.row.hops:
             return self._onward.finish(model, asked, run)
         return Finished(run(model, asked.inputs), {})
 
-    def _index(self, _: Request) -> Response:
-        """Triton's model repository index: the models that can be run now."""
-        entries = [{"name": name, "version": VERSION, "state": "READY"} for name in self._shelf.model_names()]
-        return json_response(200, entries)
+    def _taken(self, job: Job) -> Tensors:
+        outputs: Tensors = self._turns.take(job)
+        return outputs
+
+    def _series(self) -> list[Series]:
+        """What this process counted, and how it is now."""
+        models = self._shelf.models()
+        return [
+            *self._visits.ledger.series(),
+            gauge(families.OFFLOAD_INFO, 1.0, edgesplit.__version__),
+            gauge(families.OFFLOAD_RUNNING, self._turns.running),
+            gauge(families.OFFLOAD_WAITING, self._turns.waiting),
+            gauge(families.OFFLOAD_LOAD, self._turns.load),
+            gauge(families.OFFLOAD_LOADED_BYTES, self._memory.bytes),
+            gauge(families.OFFLOAD_LOADED_MODELS, sum(models.values())),
+            gauge(families.OFFLOAD_PROCESSES, 1),
+        ]
 
 
-def _run(model: RemoteModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The row's answers, by its far slices."""
-    live = execute(model.programs(), model.row.remote, inputs)
-    return {name: live[name] for name in model.row.receives}
+def metrics_of(told: list[list[Any]]) -> Response:
+    """What these processes counted, for Prometheus."""
+    return metrics_response(series_of_all([[_series(one) for one in process] for process in told]))
+
+
+def _coded(buffers: oip.Buffers, accepts: str) -> tuple[oip.Buffers, Mapping[str, str]]:
+    """The body in a coding that its client accepts, where that is worth it, and the header that says so."""
+    coding = accepted(accepts) if accepts and sum(len(part) for part in buffers) >= COMPRESSED_FROM else ""
+    return ([encoded(buffers, coding)], {"content-encoding": coding}) if coding else (buffers, {})
+
+
+def _plain(one: Series) -> list[Any]:
+    """As siblings tell each other."""
+    return [one.family, list(one.labels), one.value, list(one.counts)]
+
+
+def _series(told: list[Any]) -> Series:
+    family, labels, value, counts = told
+    return Series(family, tuple(labels), value, tuple(counts))
 
 
 def _not_allowed(method: str) -> Response:

@@ -10,42 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from edgesplit import codecs, names, oip
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound
-from edgesplit.plan import Row
+from edgesplit.plan import Plan, Row
 from edgesplit.release import Manifest, TensorSpec
-from edgesplit.runtime import Program, Runtime
-from edgesplit.runtime.load import load_slice
-from edgesplit.sealed import SliceSource
+from edgesplit.runtime import Runtime
+from edgesplit_offload.half import FarHalf, OpenRelease
+from edgesplit_offload.memory import Memory
 
 log = logging.getLogger(__name__)
 
 MOST_RELEASES = 16
 VERSION = "1"
 """The only version of each of our models: another release is another model."""
-
-
-class OpenRelease(Protocol):
-    """A release whose manifest is trusted: `edgesplit.releases.Release`, or a test's own."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """What it promises."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Its name."""
-        ...
-
-    def slice_folder(self, name: str) -> SliceSource:
-        """That slice's verified files: their folder, or memory where they are encrypted."""
-        ...
-
 
 Opener = Callable[[str], OpenRelease]
 """The release of that digest; NotFound if there is none, TrustError if it must not be believed."""
@@ -56,13 +36,16 @@ class RemoteModel:
     """The far half of one row, as a model of its own: the row's `sends` in, its `receives` out."""
 
     name: str
+    served: str
+    """The model that it is a part of, as `name@version`."""
     row: Row
     inputs: tuple[TensorSpec, ...]
     """As its slices take them: what travels is `wire_inputs`."""
     outputs: tuple[TensorSpec, ...]
     through_gateway: bool
     """Its plan knows a tier between device and cloud."""
-    _shared: _Opened
+    half: FarHalf
+    _opened: _Opened
 
     @property
     def wire_inputs(self) -> tuple[TensorSpec, ...]:
@@ -75,42 +58,77 @@ class RemoteModel:
     def part(self, row: Row) -> RemoteModel:
         """A half of this row, by the name under which the next tier is asked for it."""
         digest, device_class, _ = oip.parse_remote_name(self.name)
-        return _as_model(oip.remote_name(digest, device_class, row.name), row, self._shared, self.through_gateway)
-
-    def programs(self) -> Mapping[str, Program]:
-        """Its slices, loaded now where they were not."""
-        return self._shared.load(self.row.remote)
+        name = oip.remote_name(digest, device_class, row.name)
+        return self._opened.part(name, row, self.through_gateway)
 
 
 class _Opened:
-    """One release and the programs of its slices so far."""
+    """One release, and what of it was asked for so far."""
 
-    def __init__(self, release: OpenRelease, runtime: Runtime) -> None:
+    def __init__(self, release: OpenRelease, runtime: Runtime, memory: Memory) -> None:
         self.release = release
         self._runtime = runtime
-        self._loading = threading.Lock()
-        self._programs: dict[str, Program] = {}
+        self._memory = memory
+        self._specs = _specs(release.manifest)
+        self._lock = threading.Lock()
+        self._models: dict[str, RemoteModel] = {}
+        self._halves: dict[tuple[tuple[str, ...], ...], FarHalf] = {}
 
-    def load(self, wanted: Iterable[str]) -> Mapping[str, Program]:
-        """Programs of these slices (and perhaps of others), each loaded once, by one thread at a time."""
-        missing = [name for name in wanted if name not in self._programs]
-        if missing:
-            with self._loading:
-                for name in missing:
-                    if name not in self._programs:
-                        log.info("loading slice %s of release %s", name, self.release.digest[:12])
-                        manifest = self.release.manifest
-                        folder = self.release.slice_folder
-                        self._programs[name] = load_slice(manifest, manifest.slice(name), folder, self._runtime)
-        return self._programs
+    def model(self, name: str, device_class: str, row_name: str) -> RemoteModel:
+        """That row's far half; NotFound where there is none, ModelRefused where this server cannot run it."""
+        with self._lock:
+            if name not in self._models:
+                plan = self._plan(device_class, row_name)
+                self._models[name] = self._made(name, plan.row(row_name), plan.has_gateway)
+            return self._models[name]
+
+    def part(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
+        """A half of a row, which the manifest does not list as such."""
+        with self._lock:
+            return self._made(name, row, through_gateway)
+
+    def loaded(self) -> set[str]:
+        """Names of the models that could run at once."""
+        with self._lock:
+            return {name for name, model in self._models.items() if model.half.is_loaded}
+
+    def _plan(self, device_class: str, row_name: str) -> Plan:
+        """The plan that has that row."""
+        try:
+            plan = self.release.manifest.plans[device_class]
+            plan.row(row_name)
+            return plan
+        except KeyError as error:
+            digest = self.release.digest[:12]
+            raise NotFound(f"release {digest} has no row {row_name!r} for device class {device_class!r}") from error
+
+    def _made(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
+        if row.is_local:
+            raise NotFound(f"row {row.name!r} has no far half")
+        if foreign := set(row.codecs.values()) - set(codecs.CODECS):
+            raise ModelRefused(f"row {row.name!r} needs codecs {sorted(foreign)}, which this server does not speak")
+        try:
+            inputs = tuple(self._specs[tensor] for tensor in row.sends)
+            outputs = tuple(self._specs[tensor] for tensor in row.receives)
+        except KeyError as error:
+            raise ModelRefused(f"row {row.name!r} names the tensor {error}, which no slice has") from error
+        key = (row.remote, row.sends, row.receives)
+        if key not in self._halves:
+            ends = (inputs, outputs)
+            self._halves[key] = FarHalf(self.release, row.remote, ends, self._runtime, self._memory)
+        half, served = self._halves[key], self.release.manifest.model
+        return RemoteModel(name, served, row, inputs, outputs, through_gateway, half, self)
 
 
 class Shelf:
     """Models by name, from releases that are opened on first use."""
 
-    def __init__(self, open_release: Opener, runtime: Runtime, most_releases: int = MOST_RELEASES) -> None:
+    def __init__(
+        self, open_release: Opener, runtime: Runtime, memory: Memory, most_releases: int = MOST_RELEASES
+    ) -> None:
         self._open_release = open_release
         self._runtime = runtime
+        self._memory = memory
         self._most = most_releases
         self._lock = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
@@ -123,26 +141,21 @@ class Shelf:
             opened = self._release(names.sha256_hex(digest))
         except MalformedMessage as error:
             raise NotFound(f"unknown model: {error}") from error
-        try:
-            plan = opened.release.manifest.plans[device_class]
-            row = plan.row(row_name)
-        except KeyError as error:
-            raise NotFound(
-                f"release {digest[:12]} has no row {row_name!r} for device class {device_class!r}"
-            ) from error
-        return _as_model(name, row, opened, plan.has_gateway)
+        return opened.model(name, device_class, row_name)
 
-    def model_names(self) -> list[str]:
-        """Names of all models of the releases that are open."""
+    def models(self) -> dict[str, bool]:
+        """All models of the releases that are open, and which of them could run without loading anything."""
         with self._lock:
             opened = list(self._opened.items())
-        return [
-            oip.remote_name(digest, device_class, row.name)
+        every = [
+            (oip.remote_name(digest, device_class, row.name), one)
             for digest, one in opened
             for device_class, plan in one.release.manifest.plans.items()
             for row in plan.rows
             if not row.is_local
         ]
+        loaded = {name for _, one in opened for name in one.loaded()}
+        return {name: name in loaded for name, _ in every}
 
     def _release(self, digest: str) -> _Opened:
         """The release, opened by one thread while others that want it wait."""
@@ -154,7 +167,7 @@ class Shelf:
             with opening:
                 if found := self._known(digest):
                     return found
-                opened = _Opened(self._open_release(digest), self._runtime)
+                opened = _Opened(self._open_release(digest), self._runtime, self._memory)
                 log.info("opened release %s", digest[:12])
                 self._keep(digest, opened)
                 return opened
@@ -169,26 +182,14 @@ class Shelf:
             return self._opened.get(digest)
 
     def _keep(self, digest: str, opened: _Opened) -> None:
+        gone: list[str] = []
         with self._lock:
             self._opened[digest] = opened
             while len(self._opened) > self._most:
-                gone, _ = self._opened.popitem(last=False)
-                log.info("let go of release %s", gone[:12])
-
-
-def _as_model(name: str, row: Row, opened: _Opened, through_gateway: bool) -> RemoteModel:
-    """The row's far half; ModelRefused where this server cannot run it."""
-    if row.is_local:
-        raise NotFound(f"row {row.name!r} has no far half")
-    if foreign := set(row.codecs.values()) - set(codecs.CODECS):
-        raise ModelRefused(f"row {row.name!r} needs codecs {sorted(foreign)}, which this server does not speak")
-    specs = _specs(opened.release.manifest)
-    try:
-        inputs = tuple(specs[tensor] for tensor in row.sends)
-        outputs = tuple(specs[tensor] for tensor in row.receives)
-    except KeyError as error:
-        raise ModelRefused(f"row {row.name!r} names the tensor {error}, which no slice has") from error
-    return RemoteModel(name, row, inputs, outputs, through_gateway, opened)
+                gone.append(self._opened.popitem(last=False)[0])
+        for one in gone:
+            log.info("let go of release %s", one[:12])
+            self._memory.let_go(one)
 
 
 def _specs(manifest: Manifest) -> dict[str, TensorSpec]:

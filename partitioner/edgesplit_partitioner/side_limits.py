@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -213,7 +213,7 @@ def check_first(costs: Costs, limits: Limits) -> None:
         )
 
 
-def up_to(costs: Costs, limits: Limits, tiers: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+def up_to(costs: Costs, limits: Limits, tiers: Sequence[str]) -> npt.NDArray[np.bool_]:
     """By layer: does `edge_after` hold it no further than the tier after the device?"""
     label = f"edge_after={limits.edge_after}"
     if len(tiers) < 3:

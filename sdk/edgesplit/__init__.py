@@ -26,6 +26,7 @@ from edgesplit.errors import (
 if TYPE_CHECKING:
     from edgesplit.async_client import AsyncClient
     from edgesplit.client import Answer, Client
+    from edgesplit.wishes import Wishes
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ __all__ = [
     "NotFound",
     "TrustError",
     "UsageError",
+    "Wishes",
     "__version__",
 ]
 
@@ -58,4 +60,8 @@ def __getattr__(name: str) -> object:
         from edgesplit import async_client
 
         return async_client.AsyncClient
+    if name == "Wishes":
+        from edgesplit import wishes
+
+        return wishes.Wishes
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

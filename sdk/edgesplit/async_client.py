@@ -20,9 +20,10 @@ from edgesplit.address import Address
 from edgesplit.async_connection import AsyncConnection
 from edgesplit.attempts import Attempts
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, LinkError
-from edgesplit.frames import Drop, Errors, Result, StreamSettings, Window
+from edgesplit.frames import Errors, Result, StreamSettings, Window
 from edgesplit.question import PLAIN, Answer, Question, check_deadline
 from edgesplit.reply import Reply
+from edgesplit.wishes import NONE, Drop, Wishes, to_parameters
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class AsyncClient:
         shared_memory: bool = True,
         connections: int = 64,
     ) -> None:
-        """As `Client`; `connections`: as many requests are under way at once; more wait for their turn, as part of their time."""
+        """As `Client`. As many requests as `connections` are under way at once; more wait, as part of their time."""
         self._address = Address.parse(url)
         self._tls = (tls or ssl.create_default_context()) if self._address.tls else None
         self._timeout_s = timeout_s
@@ -71,12 +72,14 @@ class AsyncClient:
         deadline_s: float = 2.0,
         request_id: str | None = None,
         outputs: Sequence[str] = (),
-        parameters: Mapping[str, oip.Scalar] | None = None,
+        wishes: Wishes = NONE,
     ) -> Answer:
         """As `Client.infer`."""
         check_deadline(deadline_s)
         deadline = monotonic() + deadline_s
-        return await self._answer(Question.of(model, inputs, outputs, request_id, parameters), deadline, deadline_s)
+        return await self._answer(
+            Question.of(model, inputs, outputs, request_id, to_parameters(wishes)), deadline, deadline_s
+        )
 
     def stream(
         self,
@@ -88,10 +91,10 @@ class AsyncClient:
         deadline_s: float = 2.0,
         errors: Errors = "raise",
         outputs: Sequence[str] = (),
-        parameters: Mapping[str, oip.Scalar] | None = None,
+        wishes: Wishes = NONE,
     ) -> AsyncIterator[Answer | EdgeError]:
         """As `Client.stream`. An ordinary iterable is read in a thread, so that it may block."""
-        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), parameters or {})
+        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), wishes)
         return self._streamed(settings, frames)
 
     async def models(self) -> tuple[str, ...]:

@@ -44,10 +44,10 @@ class Child:
         self._thread = threading.Thread(target=self._supervise, name=f"{name}-supervisor", daemon=True)
 
     def start(self, patience_s: float = 60.0) -> None:
-        """Start it and wait until it is ready; UsageError with its last words if it does not come up."""
+        """Start it and wait until it is ready, or told to stop; UsageError with its last words if it does not come."""
         self._thread.start()
         deadline = time.monotonic() + patience_s
-        while not self._ready.wait(0.05):
+        while not self._ready.wait(0.05) and not self._stopping.is_set():
             if self.restarts >= 3 or time.monotonic() > deadline:
                 self.stop()
                 raise UsageError(f"the {self._name} does not start: {self._last_words()} (its log: {self._log_file})")

@@ -21,10 +21,11 @@ from edgesplit.address import Address
 from edgesplit.attempts import Attempts
 from edgesplit.connection import Connection
 from edgesplit.errors import Busy, EdgeError, LinkError
-from edgesplit.frames import Drop, Errors, StreamSettings
+from edgesplit.frames import Errors, StreamSettings
 from edgesplit.question import PLAIN, Answer, Question, check_deadline
 from edgesplit.reply import Reply, error_of
 from edgesplit.stream import answers
+from edgesplit.wishes import NONE, Drop, Wishes, to_parameters
 
 __all__ = ["Answer", "Client", "Connection", "Reply", "error_of"]
 
@@ -77,17 +78,18 @@ class Client:
         deadline_s: float = 2.0,
         request_id: str | None = None,
         outputs: Sequence[str] = (),
-        parameters: Mapping[str, oip.Scalar] | None = None,
+        wishes: Wishes = NONE,
     ) -> Answer:
         """The model's answer to `inputs` (bytes, such as a JPEG, are one UINT8 tensor), within `deadline_s`.
 
-        `parameters` say how it is to be answered, as docs/protocol.md lists them: `{"edgesplit_hedge": "never"}`.
+        `wishes` say how it is to be answered: `Wishes(hedge="never", stale_ok_s=1.0)`.
         Raises NotFound or UsageError for what no retry mends, InferenceFailed where the model failed, and
         DeadlineExceeded, which says what stood in the way, once the time is up.
         """
         check_deadline(deadline_s)
         deadline = monotonic() + deadline_s
-        return self.answer(Question.of(model, inputs, outputs, request_id, parameters), deadline, deadline_s)
+        question = Question.of(model, inputs, outputs, request_id, to_parameters(wishes))
+        return self.answer(question, deadline, deadline_s)
 
     def stream(
         self,
@@ -99,7 +101,7 @@ class Client:
         deadline_s: float = 2.0,
         errors: Errors = "raise",
         outputs: Sequence[str] = (),
-        parameters: Mapping[str, oip.Scalar] | None = None,
+        wishes: Wishes = NONE,
     ) -> Iterator[Answer | EdgeError]:
         """Answers to `frames`, in their order, up to `in_flight` of them under way at once.
 
@@ -114,7 +116,7 @@ class Client:
         >>> for answer in client.stream("digits", camera(), in_flight=3, drop="oldest"):
         ...     show(answer.frame, answer.outputs["prob"])
         """
-        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), parameters or {})
+        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), wishes)
         twin = Client.__new__(type(self))  # its connections end with the stream, and only they
         twin._begin(self._address, self._tls, self._timeout_s, self._shared_memory)
         return answers(settings, frames, twin)

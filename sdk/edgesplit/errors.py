@@ -72,6 +72,10 @@ class Busy(LinkError):
     """How long it asks to be left alone; 0 where it did not say."""
 
 
+class Crowding(Busy):
+    """This client asks for more than its share while others wait (HTTP 429)."""
+
+
 class Dropped(EdgeError):
     """Another frame took this request's place, or it found none, as its application asked. Never retry it."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from edgesplit.errors import Dropped, EdgeError, UsageError
 from edgesplit.question import Answer, Question, check_deadline
+from edgesplit.wishes import NONE, Drop, Wishes, to_parameters
 
-Drop = Literal["none", "oldest", "newest"]
 Errors = Literal["raise", "yield"]
 Result = Answer | EdgeError
 MOST_IN_FLIGHT = 64
@@ -32,7 +32,7 @@ class StreamSettings:
     deadline_s: float
     errors: Errors
     outputs: tuple[str, ...] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    wishes: Wishes = NONE
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline_s)
@@ -44,10 +44,10 @@ class StreamSettings:
 
     def question(self, stream: str, frame: Any) -> Question:
         """The request for one frame; it tells the server which stream it is of and what may give way."""
-        told = {"edgesplit_stream": stream, "edgesplit_drop": self.drop}
         if not isinstance(frame, Mapping):
             raise UsageError(f"a frame is a {type(frame).__name__}, not a mapping of inputs by name")
-        return Question.of(self.model, frame, self.outputs, parameters={**told, **self.parameters})
+        wishes = replace(self.wishes, stream=self.wishes.stream or stream, drop=self.drop)
+        return Question.of(self.model, frame, self.outputs, parameters=to_parameters(wishes))
 
 
 @dataclass

@@ -31,6 +31,7 @@ from edgesplit import local_socket
 from edgesplit.channel import Channel
 from edgesplit.errors import (
     Busy,
+    Crowding,
     DeadlineExceeded,
     Dropped,
     EdgeError,
@@ -57,6 +58,7 @@ _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (MalformedMessage, 400),
     (Dropped, 410),
     (DeadlineExceeded, 504),
+    (Crowding, 429),
     (Busy, 503),
     (LinkError, 502),
     (InferenceFailed, 500),
@@ -109,8 +111,8 @@ def error_response(status: int, text: str, headers: Mapping[str, str] | None = N
 def response_to(error: EdgeError) -> Response:
     """The answer that tells a client of `error`; one that may pass by itself says when to come back."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    later = {"retry-after": str(max(1, math.ceil(getattr(error, "retry_after_s", 0.0))))} if status == 503 else None
-    return error_response(status, str(error), later)
+    later = {"retry-after": str(max(1, math.ceil(getattr(error, "retry_after_s", 0.0))))}
+    return error_response(status, str(error), later if status in (429, 503) else None)
 
 
 class _Refused(Exception):
@@ -397,6 +399,21 @@ def _reason(status: int) -> str:
         return "Unknown"
 
 
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens there. UsageError, in one line, where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot listen on {host} port {port}: {reason}") from error
+
+
+def server_url(host: str, port: int, *, tls: bool) -> str:
+    """Where clients reach what listens there."""
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 class Server:
     """Answers HTTP/1.1 on one address, or on the Unix socket `path`. `start` binds; from then on `port` and `url` are
     known."""
@@ -409,6 +426,7 @@ class Server:
         port: int = 0,
         tls: ssl.SSLContext | None = None,
         max_connections: int = 256,
+        on_closed: Callable[[], None] = lambda: None,
         path: Path | None = None,
         mode: int = 0o600,
         group: str | None = None,
@@ -418,6 +436,7 @@ class Server:
         self._mode = mode
         self._group = group
         self._at_path = (0, 0)
+        self._on_closed = on_closed
         self._host = host
         self._wanted_port = port
         self._tls = tls
@@ -425,6 +444,7 @@ class Server:
         self._changed = threading.Condition()
         self._connections: dict[_Connection, threading.Thread] = {}
         self._running = 0
+        self._is_over = False
         self._listener: socket.socket | None = None
         self._accepting: threading.Thread | None = None
         self.is_stopping = False
@@ -443,12 +463,11 @@ class Server:
         """Where clients reach it."""
         if self._path is not None:
             return f"unix://{self._path}"
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
+        return server_url(self._host, self.port, tls=self._tls is not None)
 
     def start(self) -> None:
         """Listen. UsageError, in one line, where the address cannot be had."""
-        self._listener = self._bound() if self._path is None else self._at(self._path)
+        self._listener = self._at(self._path) if self._path else listening_socket(self._host, self._wanted_port)
         self._wanted_port = self.port
         self._accepting = threading.Thread(target=self._accept, name=f"http-{self.port}", daemon=True)
         self._accepting.start()
@@ -457,14 +476,6 @@ class Server:
         sock = local_socket.listening(path, self._mode, self._group)
         self._at_path = local_socket.identity(path)
         return sock
-
-    def _bound(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            return socket.create_server((self._host, self._wanted_port), family=family, backlog=128)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"cannot listen on {self._host} port {self._wanted_port}: {reason}") from error
 
     def stop(self, drain_s: float = 5.0) -> None:
         """Accept no more, let running requests finish for `drain_s`, then end every connection."""
@@ -480,6 +491,7 @@ class Server:
         deadline = monotonic() + drain_s
         with self._changed:
             self._changed.wait_for(lambda: not self._running, timeout=drain_s)
+            self._is_over = True
             open_now = dict(self._connections)
         for connection in open_now:
             connection.interrupt()
@@ -488,8 +500,10 @@ class Server:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Counts the request that runs inside it."""
+        """Counts the request that runs inside it. Once the last one was waited for, none begins."""
         with self._changed:
+            if self._is_over:
+                raise _Left("the server ends")
             self._running += 1
         try:
             yield
@@ -522,14 +536,16 @@ class Server:
                     with self._changed:  # out of file descriptors: until a connection ends, or a moment passes
                         self._changed.wait(0.1)
                 continue
-            self._admit(sock)
+            self.admit(sock)
 
-    def _admit(self, sock: socket.socket) -> None:
-        """Start a thread for `sock`, or turn it away where there are too many already."""
+    def admit(self, sock: socket.socket) -> None:
+        """Serve a connection that was accepted, here or by another process, in a thread of its own; or turn it away
+        where there are too many already. `on_closed` is called when it has ended."""
         with self._changed:
             has_room = len(self._connections) < self._max_connections
-        if not has_room:
+        if self.is_stopping or not has_room:
             self._turn_away(sock)
+            self._on_closed()
             return
         try:
             if self._tls is not None:
@@ -544,6 +560,7 @@ class Server:
             sock.close()
             with self._changed:
                 self._connections = {one: t for one, t in self._connections.items() if t.is_alive()}
+            self._on_closed()
 
     def _run(self, connection: _Connection) -> None:
         try:
@@ -552,11 +569,13 @@ class Server:
             with self._changed:
                 self._connections.pop(connection, None)
                 self._changed.notify_all()
+            self._on_closed()
 
     def _turn_away(self, sock: socket.socket) -> None:
         """No room. In plain text that can be said without waiting; over TLS only a close is that cheap."""
-        log.warning("too many connections, at most %d: turned one away", self._max_connections)
-        response = error_response(503, "too many connections", {"retry-after": "1"})
+        why = "the server ends" if self.is_stopping else "too many connections"
+        log.warning("%s, at most %d: turned one away", why, self._max_connections)
+        response = error_response(503, why, {"retry-after": "1"})
         with sock, contextlib.suppress(OSError):
             if self._tls is None:
                 sock.setblocking(False)

@@ -1,6 +1,7 @@
 """Keys beside a release, outside of what is signed: each is checked against the manifest before it is used.
 
-    releases/<digest>/keys.json      an offload server's: content keys in clear, 0600, written by the controller
+    releases/<digest>/keys.json      an offload server's: content keys in clear, 0600, written by the controller, or by
+                                     the agent of a gateway
     releases/<digest>/keys.wrapped   a device's: as its statement brought them, wrapped to its own key
 
 They go when the release goes. A device keeps its own here because the newest statement may want another release
@@ -23,6 +24,11 @@ IN_CLEAR, WRAPPED = "keys.json", "keys.wrapped"
 def write_keys(release_folder: Path, keys: Keys) -> None:
     """Give an offload server the content keys of its halves."""
     write_durably(release_folder / IN_CLEAR, msgspec.json.encode(dict(keys), order="deterministic"), mode=0o600)
+
+
+def has_keys(release_folder: Path) -> bool:
+    """Do content keys lie in clear beside a release?"""
+    return (release_folder / IN_CLEAR).is_file()
 
 
 def read_keys(release_folder: Path) -> dict[str, bytes]:

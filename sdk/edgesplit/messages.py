@@ -28,6 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 """A number that every database and every JSON reader holds exactly."""
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 """Finite: a NaN or an infinity is no measurement, and no JSON."""
+Place = Annotated[int, Meta(ge=0, lt=64)]
 Kind = Literal["birth", "desired", "reported", "telemetry", "fetch", "fetched"]
 
 
@@ -101,6 +102,18 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """Why no model is loaded; empty outside of safe mode."""
     trouble: str = ""
     """Why the newest statement is not obeyed."""
+    kept: tuple[ModelState, ...] = ()
+    """Of a gateway: what it keeps for the devices behind it; here are those that are `staged`."""
+
+
+class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
+    """The seconds that one phase (`edgesplit.report.PHASES`) took in a window's requests, as a histogram."""
+
+    phase: Annotated[str, Meta(pattern="^[a-z_]{1,24}$")]
+    total_s: Amount
+    counts: Annotated[tuple[tuple[Place, Count], ...], Meta(max_length=32)]
+    """Requests by bucket: (place in `edgesplit.seen.histogram.SECONDS`, count), without the empty ones; one place
+    further stands for what is longer than the last bound."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +139,30 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     remote_s: Amount = 0.0
     trouble: Annotated[str, Meta(max_length=400)] = ""
     """Why the release runs otherwise than it should: worker processes lost, an accelerator gone."""
+    phases: Annotated[tuple[PhaseSeconds, ...], Meta(max_length=24)] = ()
+    """Where the requests' time went; left away where the message would grow too long, and by agents before 0.2."""
+    joules: Amount = 0.0
+    """Per answer, of those whose joules are known."""
+    joules_basis: Annotated[str, Meta(max_length=16)] = ""
+    """`measured` (scaled to this device's rails) or `predicted` (the plan's figures). Empty: none is known."""
+
+
+class PowerSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The device's power and heat, and what it makes of them. None: unknown there."""
+
+    mode: Literal["performance", "balanced", "saver"] = "performance"
+    why: Annotated[str, Meta(max_length=80)] = ""
+    budget_watts: Amount | None = None
+    updates_wait: Annotated[str, Meta(max_length=80)] = ""
+    watts: Amount | None = None
+    watts_from: Annotated[str, Meta(max_length=16)] = ""
+    """`rails` or `battery`."""
+    battery_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
+    discharging: bool | None = None
+    celsius: Annotated[float, Meta(ge=-300, le=1000)] | None = None
+    speed: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """What the processor's clock may reach now, as a part of what it could."""
+    under_voltage: bool = False
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
@@ -138,6 +175,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
     rtt_s: Amount
     remote_ok: bool
     models: tuple[Window, ...]
+    power: PowerSeen | None = None
 
 
 class FetchMetadata(msgspec.Struct, frozen=True, tag="metadata"):

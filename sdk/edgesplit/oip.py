@@ -47,6 +47,8 @@ DATATYPES: dict[str, str] = {
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in DATATYPES.items()}
 """The numpy dtype of each of the protocol's names; BYTES is an object array of `bytes`."""
 
+_KNOWN: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
+"""As `DATATYPES`, without making a name first: it is asked for each tensor."""
 SHARED_FROM = 16_384
 """Tensors of fewer bytes are not worth a place in shared memory: they travel in the body."""
 _ALIGN = 64
@@ -113,6 +115,8 @@ class _Response(msgspec.Struct):
 
 def datatype(tensor: Tensor) -> str:
     """The protocol's name for this array's elements; UsageError where it has none. Text is BYTES."""
+    if known := _KNOWN.get(tensor.dtype):
+        return known
     if tensor.dtype.kind in "SU":
         return "BYTES"
     name = DATATYPES.get(tensor.dtype.name)

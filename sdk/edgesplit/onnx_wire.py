@@ -143,12 +143,6 @@ def value_name(raw: memoryview) -> str:
         raise TrustError("a slice's graph holds text that is none") from error
 
 
-def fields(raw: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Each field of a message by its number, in order: a varint, or the bytes of anything that has a length. TrustError
-    where the bytes are not written as ours are."""
-    return _walk(raw)
-
-
 def sparse_name(raw: memoryview) -> str:
     """The same of a SparseTensorProto: that of its values."""
     return tensor_name(_part(raw, 1))
@@ -156,13 +150,13 @@ def sparse_name(raw: memoryview) -> str:
 
 def _part(raw: memoryview, wanted: int) -> memoryview:
     """That field of a message, empty where it is not given."""
-    found = [value for number, value in _walk(raw) if number == wanted and not isinstance(value, int)]
+    found = [value for number, value in fields(raw) if number == wanted and not isinstance(value, int)]
     return found[0] if found else memoryview(b"")
 
 
 def _read(raw: memoryview, known: Mapping[int, Kind]) -> _Fields:
     found = _Fields()
-    for number, value in _walk(raw):
+    for number, value in fields(raw):
         kind = known.get(number)
         if kind is None or isinstance(value, int) != (kind in ("one number", "numbers")):
             raise TrustError(f"a slice's graph holds a field (number {number}) that no slice of ours has")
@@ -173,7 +167,7 @@ def _read(raw: memoryview, known: Mapping[int, Kind]) -> _Fields:
     return found
 
 
-def _walk(raw: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def fields(raw: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Each field's number with its value: a varint, or the bytes of anything that has a length."""
     at, count = 0, 0
     while at < len(raw):

@@ -14,6 +14,7 @@ from edgesplit import oip, report
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.places import Memory, Place
 from edgesplit.reply import Reply, error_of
+from edgesplit.seen.trace import of_application
 
 PLAIN = {"accept": "application/json", "accept-encoding": "identity"}
 
@@ -39,6 +40,8 @@ class Question:
     outputs: tuple[str, ...]
     id: str
     parameters: Mapping[str, oip.Scalar] = field(default_factory=dict)
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """Headers of the trace that the application asks in, if it asks in one."""
 
     @classmethod
     def of(
@@ -52,7 +55,8 @@ class Question:
         """UsageError for inputs that cannot be sent. An id that is made up here is one request's in all the world."""
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
         path = f"/v2/models/{quote(model, safe='')}/infer"
-        return cls(path, tensors, tuple(outputs), request_id or uuid.uuid4().urn, parameters or {})
+        id_ = request_id or uuid.uuid4().urn
+        return cls(path, tensors, tuple(outputs), id_, parameters or {}, of_application())
 
     def body(
         self, left_s: float, inputs_at: Mapping[str, Place] | None = None, answer_at: Place | None = None
@@ -63,7 +67,8 @@ class Question:
             self.inputs, self.outputs, self.id, parameters, inputs_at=inputs_at or {}, answer_at=answer_at
         )
         buffers, length = oip.encode_request(asked)
-        return {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length), **PLAIN}, buffers
+        headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length), **PLAIN, **self.trace}
+        return headers, buffers
 
     def answer(self, reply: Reply, memory: Memory | None = None) -> Answer:
         """The answer in `reply`; the error that it tells of, or MalformedMessage where it answers something else."""

@@ -27,6 +27,8 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.release import TensorSpec
 from edgesplit.runtime import Tensor
+from edgesplit.seen import trace
+from edgesplit.seen.timeline import SERVER_TIMING, read_server_timing
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ HOP_HEADER = "edgesplit-hop-seconds"
 HOP_SERVER_HEADER = "edgesplit-hop-server-seconds"
 HOP_CAUSE_HEADER = "edgesplit-hop-cause"
 PROBE_BYTES = 16_384
+CLAIM_SLACK_S = 1e-4
+"""By which rounding may make a server's phases longer than its seconds."""
 IDLE_CONNECTIONS = 4
 CONNECT_S = 5.0
 """For the handshakes of a new connection: a call cannot be dropped before TCP's is through."""
@@ -73,6 +77,10 @@ class RemoteAnswer:
     load: float
     up_bytes: int
     down_bytes: int
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase of `server_s`, as the server tells them (`edgesplit.seen.timeline.SERVER_PHASES`)."""
+    decode_s: float = 0.0
+    """Making tensors of what came, after `elapsed_s`."""
     hop_s: float = 0.0
     """Of `server_s`: what a gateway waited for the tier beyond it, their link included."""
     hop_server_s: float = 0.0
@@ -243,14 +251,14 @@ class Remote:
         if asked.compressed:
             headers["content-encoding"] = "zstd"
         path = f"/v2/models/{asked.name}/infer"
-        outcome = self._exchange(_Wish("POST", path, headers, asked.body), call, timeout_s)
+        outcome = self._exchange(_Wish("POST", path, headers | trace.outgoing(), asked.body), call, timeout_s)
         return outcome if isinstance(outcome, RemoteFailure) else _judged(asked, outcome)
 
     def relay(
         self, path: str, headers: Mapping[str, str], body: Body, call: Call, timeout_s: float
     ) -> Relayed | RemoteFailure:
         """Hand somebody else's request on as it is; nothing of it or of the answer is looked at."""
-        sent = {"content-length": str(len(body)), **headers}
+        sent = {"content-length": str(len(body)), **headers, **trace.outgoing()}
         outcome = self._exchange(_Wish("POST", path, sent, [memoryview(body)]), call, timeout_s)
         if isinstance(outcome, RemoteFailure):
             return outcome
@@ -400,6 +408,7 @@ def _judged(asked: Ask, reply: _Reply) -> Outcome:
         )
     if len(reply.body) > LIMITS.http_body_bytes:
         return RemoteFailure("server", "the answer is larger than any may be", reply.elapsed_s)
+    began = perf_counter()
     try:
         response = oip.decode_response(reply.body, oip.header_length(reply.headers))
         if response.model != asked.name:
@@ -422,7 +431,15 @@ def _judged(asked: Ask, reply: _Reply) -> Outcome:
         hop_s=hop_s,
         hop_server_s=min(reply.number(HOP_SERVER_HEADER, 0.0), hop_s),
         hop_cause=reply.headers.get(HOP_CAUSE_HEADER, "")[:80],
+        phases=_phases(reply, server_s),
+        decode_s=perf_counter() - began,
     )
+
+
+def _phases(reply: _Reply, server_s: float) -> Mapping[str, float]:
+    """What the server says it did in its seconds; nothing where it claims more than they are."""
+    told = read_server_timing(reply.headers.get(SERVER_TIMING, ""))
+    return told if sum(told.values()) <= server_s + CLAIM_SLACK_S else {}
 
 
 def _error_text(body: bytes) -> str:

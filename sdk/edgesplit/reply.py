@@ -90,6 +90,11 @@ class Incoming:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
+    def on_headers_complete(self) -> None:
+        """Asked now, for the parser forgets it with the end of an empty body."""
+        if not self._complete:
+            self.keep = self._parser.should_keep_alive()
+
     def on_body(self, part: bytes) -> None:
         """A piece of a body of unknown length."""
         if self._complete or self._growing is None:
@@ -128,7 +133,6 @@ class Incoming:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise MalformedMessage(f"no HTTP response: {error}") from error
         self._status = self._parser.get_status_code()
-        self.keep = self._parser.should_keep_alive()
 
     def _begin_body(self, rest: bytes) -> Reply | None:
         text = self._headers.get("content-length")

@@ -10,7 +10,10 @@ PREFIX = "edgesplit_"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """How one answer was made. Times in seconds; `predicted_s` is the plan's, in the conditions then."""
+    """How one answer was made. Times in seconds; `predicted_s` is the plan's, in the conditions then.
+
+    `phases` divides `latency_s` into what no other phase holds.
+    """
 
     release: str
     row: str
@@ -33,11 +36,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Emulated, and this host was slower than the profile."""
     latency_s: float = 0.0
     predicted_s: float = 0.0
+    queue_s: float = 0.0
+    """Waiting for a turn, and for the device's processor."""
     device_s: float = 0.0
+    """All slices that ran on the device, `decode_s` and `tail_s` among them."""
+    decode_s: float = 0.0
+    """The input spec's slice."""
+    tail_s: float = 0.0
+    """Slices that ran to finish alone."""
     encode_s: float = 0.0
     link_s: float = 0.0
+    """Up and down together: one clock cannot tell them apart."""
     remote_s: float = 0.0
-    """On the server that was asked, and on all tiers and links beyond it."""
+    """On the server that was asked, and on all tiers and links beyond it. Of it, where the server tells:"""
+    remote_queue_s: float = 0.0
+    remote_decode_s: float = 0.0
+    remote_encode_s: float = 0.0
+    answer_decode_s: float = 0.0
+    """Making tensors of the cloud's answer."""
+    waited_s: float = 0.0
+    """For a cloud that did not help, until the device began to finish alone."""
+    trace_id: str = ""
+    """W3C trace context, where there is one: the trace that shows this request."""
     hop_s: float = 0.0
     """Of `remote_s`: what the gateway waited for the cloud, their link included."""
     hop_server_s: float = 0.0
@@ -46,6 +66,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Why the gateway finished without the cloud: timeout, refused, link, server, rejected; or `open`, its breaker."""
     up_bytes: int = 0
     down_bytes: int = 0
+    joules: float = 0.0
+    """That the device spent on it; a tail that lost to the cloud is counted under hedging instead."""
+    joules_basis: str = ""
+    """`measured`: scaled to what this device's rails drew; `predicted`: by the plan's power figures. Empty: unknown."""
 
 
 def to_parameters(report: Report) -> dict[str, Any]:
@@ -60,3 +84,46 @@ def from_parameters(parameters: dict[str, Any]) -> Report | None:
         return msgspec.convert(own, Report, strict=False)
     except msgspec.ValidationError:
         return None
+
+
+PHASES = (
+    "queue",
+    "decode",
+    "device",
+    "encode",
+    "link",
+    "remote_queue",
+    "remote_decode",
+    "remote",
+    "hop_link",
+    "hop",
+    "remote_encode",
+    "answer_decode",
+    "waited",
+    "tail",
+    "other",
+)
+"""Where a request's time goes, in the order in which it goes there; none overlaps another."""
+
+
+def phases(report: Report) -> dict[str, float]:
+    """Seconds by phase, only those that the request had; together they are its latency."""
+    within = report.hop_s + report.remote_queue_s + report.remote_decode_s + report.remote_encode_s
+    seconds = {
+        "queue": report.queue_s,
+        "decode": report.decode_s,
+        "device": report.device_s - report.decode_s - report.tail_s,
+        "encode": report.encode_s,
+        "link": report.link_s,
+        "remote_queue": report.remote_queue_s,
+        "remote_decode": report.remote_decode_s,
+        "remote": report.remote_s - within,
+        "hop_link": report.hop_s - report.hop_server_s,
+        "hop": report.hop_server_s,
+        "remote_encode": report.remote_encode_s,
+        "answer_decode": report.answer_decode_s,
+        "waited": report.waited_s,
+        "tail": report.tail_s,
+    }
+    seconds["other"] = report.latency_s - sum(seconds.values())
+    return {name: value for name, value in seconds.items() if value > 0.0}

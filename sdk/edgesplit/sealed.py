@@ -222,6 +222,14 @@ class SliceInMemory:
         while self._files:
             os.close(self._files.popitem()[1])
 
+    def has(self, file: str) -> bool:
+        """Is there such a file?"""
+        return file in self._files
+
+    def take(self, file: str, descriptor: int) -> None:
+        """Have a file that is open already beside those in memory; it is closed with them."""
+        self._files[file] = descriptor
+
     def path(self, file: str) -> Path:
         """A path by which an engine in this process can open that file, while this is not closed."""
         return Path(f"/proc/self/fd/{self._files[file]}")

@@ -152,5 +152,5 @@ def test_what_is_not_there_is_not_ready(client: triton.InferenceServerClient) ->
         client.get_model_metadata(CUT, "2")
     with pytest.raises(InferenceServerException, match="unknown model"):
         client.get_model_config("digits")
-    with pytest.raises(InferenceServerException, match="nothing is at"):
-        client.get_system_shared_memory_status()
+    with pytest.raises(InferenceServerException, match="no version"):
+        client.get_inference_statistics(CUT, "2")

@@ -258,7 +258,9 @@ class FakeHands:
     def clean(self, want: Statement) -> None:
         self._do("clean", "")
 
-    def report(self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str) -> None:
+    def report(
+        self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str, kept: tuple[ModelState, ...]
+    ) -> None:
         self._do("report", "")
         self.reports.append(models)
 

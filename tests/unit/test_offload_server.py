@@ -24,13 +24,13 @@ import zstandard
 from edgesplit import bodies, codecs, oip
 from edgesplit.bodies import UnknownCoding, decoded
 from edgesplit.client import Connection, Reply
-from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError, MalformedMessage, TrustError
+from edgesplit.errors import InferenceFailed, LinkError, MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.release import Slice
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_offload import shelf
+from edgesplit_offload.memory import Memory
 from edgesplit_offload.server import OffloadServer
-from edgesplit_offload.turns import Turns
 from handmade_release import CODEC, CUT, DIGEST, LATER, LOCAL, MID, REMOTE, HandmadeRelease
 
 PATIENCE_S = 20.0
@@ -261,7 +261,7 @@ def test_full_queue_is_503_with_retry_after(serving: Callable[..., OffloadServer
     threads[0].start()
     assert gate.begun.acquire(timeout=PATIENCE_S)
     threads[1].start()
-    while not server._turns._queue:
+    while not server._turns.waiting:
         threading.Event().wait(0.002)
     refused = ask(server)
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -298,30 +298,13 @@ def test_one_whose_client_has_gone_is_not_run(serving: Callable[..., OffloadServ
         lengths = [f"content-length: {len(body)}", f"{oip.HEADER_LENGTH}: {length}"]
         head = "\r\n".join([f"POST /v2/models/{CUT}/infer HTTP/1.1", *lengths, "", ""])
         leaving.sendall(head.encode() + body)
-        while not server._turns._queue:
+        while not server._turns.waiting:
             threading.Event().wait(0.002)
-    while server._turns._queue:
+    while server._turns.waiting:
         threading.Event().wait(0.002)
     gate.leave.set()
     first.join(PATIENCE_S)
     assert gate.runs == 1
-
-
-def test_turns_are_taken_in_order_and_given_back() -> None:
-    """Also when what runs inside fails, or waiting ends without a turn."""
-    turns = Turns(at_once=1, waiting=1)
-    with pytest.raises(ZeroDivisionError), turns.take():
-        raise ZeroDivisionError
-    with turns.take():
-        with pytest.raises(DeadlineExceeded), turns.take(deadline=0.0):
-            pass
-        with pytest.raises(LinkError), turns.take(is_gone=lambda: True):
-            pass
-    with turns.take():
-        pass
-    full = Turns(at_once=1, waiting=0)
-    with full.take(), pytest.raises(Busy), full.take():
-        pass
 
 
 def test_many_at_once_load_each_slice_once(serving: Callable[..., OffloadServer], gate: Gate) -> None:
@@ -339,11 +322,11 @@ def test_many_at_once_load_each_slice_once(serving: Callable[..., OffloadServer]
 def test_releases_are_let_go_when_there_are_too_many(release: HandmadeRelease, gate: Gate) -> None:
     """The one that was not used for longest goes; it is opened again when it is asked for."""
     opened: list[str] = []
-    own = shelf.Shelf(lambda digest: (opened.append(digest[:2]), release)[1], gate, most_releases=2)
+    own = shelf.Shelf(lambda digest: (opened.append(digest[:2]), release)[1], gate, Memory(), most_releases=2)
     for pair in ("aa", "bb", "aa", "cc", "aa", "bb"):
         own.model(oip.remote_name(pair * 32, "raspberrypi3b+", "cut-1"))
     assert opened == ["aa", "bb", "cc", "bb"]
-    assert len(own.model_names()) == 2 * 4
+    assert len(own.models()) == 2 * 4
 
 
 def test_a_missing_release_folder_is_404(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import numpy.typing as npt
 from edgesplit.client import Client
 from edgesplit.errors import UsageError
 from edgesplit.inputs import FRAME
+from edgesplit.report import phases
 from edgesplit_cli.api import Api
 from edgesplit_cli.local_model import arrays_in
 from edgesplit_cli.quantities import Number
 from edgesplit_cli.show import can_write, console, headed, json_option, ms, print_json, size
+from edgesplit_cli.timeline import waterfall
 
 MOST_PRINTED = 12
 MOST_DEADLINE_S = 3600.0
@@ -38,6 +40,7 @@ MOST_DEADLINE_S = 3600.0
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the outputs to this .npz file."
 )
+@click.option("--timeline", "as_timeline", is_flag=True, help="Draw where the request's time went.")
 @json_option
 @click.pass_obj
 def infer(
@@ -48,6 +51,7 @@ def infer(
     url: str | None,
     deadline_s: float,
     out: Path | None,
+    as_timeline: bool,
     as_json: bool,
 ) -> None:
     """Run MODEL on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per input."""
@@ -62,12 +66,14 @@ def infer(
     if out is not None:
         np.savez(out, allow_pickle=False, **answer.outputs)
     report = msgspec.to_builtins(answer.report) if answer.report else None
+    split = phases(answer.report) if answer.report else {}
     if as_json:
         print_json(
             {
                 "id": answer.id,
                 "outputs": {name: _summary(value) for name, value in answer.outputs.items()},
                 "report": report,
+                "phases": split,
             }
         )
         return
@@ -75,6 +81,9 @@ def infer(
         console().print(headed(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
     if report:
         console().print(_how(report))
+    if as_timeline:
+        for line in waterfall(split):
+            console().print(line)
 
 
 def read_inputs(client: Client, model: str, source: Path) -> dict[str, Any]:
@@ -110,7 +119,8 @@ def _how(report: dict[str, Any]) -> str:
     parts = f"device {ms(report['device_s'])} ms, link {ms(report['link_s'])} ms, remote {ms(report['remote_s'])} ms"
     emulated = " (emulated device)" if report["emulated"] else ""
     sent = f"{size(report['up_bytes'])} up; predicted {ms(report['predicted_s'])} ms"
-    return f"{ms(report['latency_s'])} ms {where}: {parts}, {sent}{emulated}"
+    trace = f"; trace {report['trace_id']}" if report["trace_id"] else ""
+    return f"{ms(report['latency_s'])} ms {where}: {parts}, {sent}{emulated}{trace}"
 
 
 def _summary(value: npt.NDArray[Any]) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from edgesplit.seen.logs import FORMATS, LEVELS
+from edgesplit_cli.addresses import METRICS
 from edgesplit_offload.main import main as serve_main
 
 
@@ -20,12 +23,63 @@ def offload() -> None:
     "--port",
     type=click.IntRange(0, 65535),
     default=None,
-    help="Port to listen on. [default: the controller's offload port]",
+    help="Port to listen on. [default: the controller's offload port; 8500 with --releases]",
 )
-@click.option("--bind", default=None, help="Address to listen on. [default: the controller's]")
+@click.option("--bind", default=None, help="Address to listen on. [default: the controller's, or 127.0.0.1]")
+@click.option(
+    "--releases",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of releases, where there is no controller's data folder: with --root, and --cert, --key and --ca.",
+)
+@click.option("--root", type=click.Path(path_type=Path), help="TUF root that the releases must lead back to.")
+@click.option("--cert", type=click.Path(path_type=Path), help="This server's certificate (PEM).")
+@click.option("--key", type=click.Path(path_type=Path), help="Its private key (PEM).")
+@click.option(
+    "--ca", type=click.Path(path_type=Path), help="Authority that clients' certificates must come from (PEM)."
+)
+@click.option("--revoked", type=click.Path(path_type=Path), help="The authority's revocation list (PEM).")
+@click.option("--processes", type=click.IntRange(1), help="Serving processes behind the port. [default: by the cores]")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of one run.")
+@click.option("--runs", type=click.IntRange(1), help="Runs at once in each process. [default: all together the cores]")
+@click.option("--memory", metavar="SIZE", help="For loaded models in all, as in 2GB. [default: no bound]")
+@click.option(
+    "--batching",
+    type=click.Choice(["auto", "off"]),
+    default="auto",
+    show_default=True,
+    help="auto: requests share runs where that is measured to gain and gives the same bits.",
+)
+@click.option("--connections", type=click.IntRange(1), default=256, show_default=True, help="At once in each process.")
+@click.option(
+    "--notice", type=click.FloatRange(0), default=0.0, help="Seconds of serving on, not ready any more, before the end."
+)
+@click.option(
+    "--drain", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds for running requests at the end."
+)
+@click.option("--metrics", type=METRICS, help="Answer Prometheus at /metrics there, in plain HTTP.")
+@click.option("--log", type=click.Choice(LEVELS), default="info", show_default=True, help="Level of log lines.")
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
 @click.pass_obj
-def serve(data: Path, port: int | None, bind: str | None) -> None:
-    """Run the offload server of this data folder here, beside an `edgectl up --no-offload`."""
+def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | None, **given: Any) -> None:
+    """Run an offload server here: of this data folder, beside an `edgectl up --no-offload`, or, with --releases, of any
+    folder of releases on a machine without a controller.
+
+    SIGTERM lets running requests finish. /v2/health/ready says when it is ready and when it is about to end.
+    """
+    if given["metrics"] is not None:
+        given["metrics"] = METRICS.text(given["metrics"])
+    words = [word for name, value in given.items() if value is not None for word in _word(name, value)]
+    if releases is not None:
+        words += _word("releases", releases)
+        words += _word("port", port) if port is not None else []
+        words += _word("host", bind) if bind is not None else []
+        sys.exit(serve_main(words))
+    if named := [name for name in ("root", "cert", "key", "ca", "revoked") if given[name] is not None]:
+        raise click.UsageError(f"--{named[0]} goes with --releases: a controller's data folder has its own")
     from edgesplit_controller.up import offload_arguments
 
-    sys.exit(serve_main(offload_arguments(data, port=port, bind=bind)))
+    sys.exit(serve_main([*offload_arguments(data, port=port, bind=bind), *words]))
+
+
+def _word(name: str, value: object) -> list[str]:
+    return [f"--{name.replace('_', '-')}", str(value)]

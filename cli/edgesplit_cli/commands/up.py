@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from edgesplit.seen.logs import FORMATS, Format
+from edgesplit_cli.addresses import METRICS
 from edgesplit_controller.settings import Settings
 
 
@@ -34,6 +36,9 @@ from edgesplit_controller.settings import Settings
     help="Name or address that devices use to reach this machine; may be given several times.",
 )
 @click.option("--no-offload", is_flag=True, help="Do not run the offload server here (see `edgectl offload serve`).")
+@click.option("--metrics", type=METRICS, default=None, help="Answer Prometheus about the controller there.")
+@click.option("--offload-metrics", type=METRICS, default=None, help="Answer Prometheus about the offload server there.")
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
 @click.pass_obj
 def up(
     data: Path,
@@ -43,12 +48,16 @@ def up(
     bind: str | None,
     hosts: tuple[str, ...],
     no_offload: bool,
+    metrics: tuple[str, int] | None,
+    offload_metrics: tuple[str, int] | None,
+    log_format: Format,
 ) -> None:
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
     from edgesplit_controller.up import run
 
     chosen: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
     given = {name: value for name, value in chosen.items() if value is not None}
+    given |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
     run(Settings(data=data, hosts=hosts, offload=not no_offload, **given), ready=_announce)
 
 

@@ -1,0 +1,152 @@
+"""The command line of the offload server, and what follows from it; read alike by the supervisor and its processes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import ssl
+from collections.abc import Container
+from pathlib import Path
+
+from edgesplit.errors import UsageError
+from edgesplit.links import host_and_port
+from edgesplit.remote import Remote
+from edgesplit.seen import logs
+from edgesplit_offload.onward import WAITING, Onward
+
+DEFAULT_PORT = 8500
+MOST_PROCESSES = 3
+"""Beyond so many by default, processes gain nothing where it was measured; more are there for the asking."""
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parser() -> argparse.ArgumentParser:
+    """What `python -m edgesplit_offload.main` takes."""
+    made = argparse.ArgumentParser(prog="edgesplit-offload", description="Finishes inferences for devices.")
+    add = made.add_argument
+    add("--releases", type=Path, required=True, help="folder of releases, one per digest")
+    add("--root", type=Path, required=True, help="the TUF root that releases must lead back to")
+    add("--cert", type=Path, help="this server's certificate (PEM); with --key and --ca")
+    add("--key", type=Path, help="its private key (PEM)")
+    add("--ca", type=Path, help="the authority that devices' certificates must come from (PEM)")
+    add("--revoked", type=Path, help="the authority's revocation list (PEM), read again when it changes; with --ca")
+    add("--onward", metavar="URL", help="of a gateway: the offload server of the next tier")
+    add("--onward-cert", type=Path, help="the certificate that it is shown (PEM); with --onward-key and --ca")
+    add("--onward-key", type=Path, help="its private key (PEM)")
+    add("--onward-via", metavar="HOST:PORT", help="connect to it there, and still expect the name in the URL")
+    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
+    add("--processes", type=int, default=0, help="serving processes behind the port (default 0: by the cores)")
+    add("--threads", type=int, default=1, help="of one run (default %(default)s: other counts give other last bits)")
+    add("--runs", type=int, default=0, help="at once, of each process (default 0: what gives them all the cores)")
+    add("--memory", type=_bytes, metavar="SIZE", help="for loaded models in all, as in 2GB (default: no bound)")
+    add(
+        "--batching",
+        choices=("auto", "off"),
+        default="auto",
+        help="auto: requests share runs where that is measured to gain and gives the same bits (default %(default)s)",
+    )
+    add("--connections", type=int, default=256, help="at once, of each process (default %(default)s)")
+    add("--notice", type=float, default=0.0, help="seconds of serving on after being told to stop, not ready any more")
+    add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
+    add("--stuck-after", type=float, default=60.0, help="seconds until a process that hangs is replaced (%(default)s)")
+    add(
+        "--metrics",
+        metavar="ADDRESS:PORT",
+        help="answer Prometheus at /metrics there, in plain HTTP (default: nowhere; devices never may)",
+    )
+    add("--log", default="info", choices=logs.LEVELS, help="level (default %(default)s)")
+    add("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line (default %(default)s)")
+    add(
+        "--die-with-parent",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PID",
+        help="stop when the parent (of that number) ends",
+    )
+    add("--worker", help=argparse.SUPPRESS)
+    return made
+
+
+def checked(options: argparse.Namespace) -> argparse.Namespace:
+    """The same, with what makes no sense refused (UsageError)."""
+    for name, least in (("processes", 0), ("runs", 0), ("threads", 1), ("connections", 1)):
+        if getattr(options, name) < least:
+            raise UsageError(f"--{name} must be at least {least}")
+    for name in ("notice", "drain", "stuck_after"):
+        if not 0 <= getattr(options, name) < 1e6:
+            raise UsageError(f"--{name.replace('_', '-')} must be a number of seconds")
+    return options
+
+
+def process_count(wanted: int, cores: int | None = None) -> int:
+    """How many serve. By default one for each core but one, `MOST_PROCESSES` at most (docs/decisions/0019)."""
+    known = cores or len(os.sched_getaffinity(0))
+    return wanted or max(1, min(MOST_PROCESSES, known - 1))
+
+
+def runs_at_once(processes: int, threads: int, cores: int | None = None) -> int:
+    """Runs of one process at a time, so that all together have the cores, and a run more each when others idle."""
+    known = cores or len(os.sched_getaffinity(0))
+    share = -(-known // (processes * threads))
+    return max(1, share)
+
+
+def tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    """Mutual TLS, or none on loopback."""
+    files = (options.cert, options.key, options.ca)
+    if not any(files):
+        if options.host not in _LOOPBACK:
+            raise UsageError(f"listening on {options.host} needs --cert, --key and --ca: only loopback goes without")
+        return None
+    if not all(files):
+        raise UsageError("--cert, --key and --ca go together")
+    from edgesplit.identity import Credentials
+
+    return Credentials(key_file=options.key, certificate_file=options.cert, ca_file=options.ca).server_context()
+
+
+def revoked(options: argparse.Namespace) -> Container[object]:
+    """Serial numbers of certificates that count no more."""
+    if options.revoked is None:
+        return frozenset()
+    if options.ca is None:
+        raise UsageError("--revoked needs --ca: nobody else's list counts")
+    from edgesplit_offload.revoked import Revoked
+
+    return Revoked(options.revoked, options.ca)
+
+
+def onward(options: argparse.Namespace) -> Onward | None:
+    """The next tier, over mutual TLS unless its URL says http."""
+    if not options.onward:
+        return None
+    files = (options.onward_key, options.onward_cert, options.ca)
+    if not all(files) and not options.onward.startswith("http://"):
+        raise UsageError("--onward needs --onward-cert, --onward-key and --ca: the next tier asks who we are")
+    context = None
+    if all(files):
+        from edgesplit.identity import Credentials
+
+        context = Credentials(*files).client_context()
+    via = host_and_port(options.onward_via, "server") if options.onward_via else None
+    return Onward(Remote(options.onward, context, via=via, idle=WAITING))
+
+
+def root(options: argparse.Namespace) -> bytes:
+    """The TUF root's bytes."""
+    path: Path = options.root
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", text.strip().lower())
+    if found is None or not (count := int(float(found[1]) * _UNITS[found[2] or ""])):
+        raise argparse.ArgumentTypeError(f"not a size: {text[:80]!r} (as in 800MB, 2GB or 1GiB)")
+    return count

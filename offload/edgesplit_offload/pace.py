@@ -1,0 +1,74 @@
+"""How long runs of one model take, by how many requests run together, and how many should: smoothed from what runs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+SMOOTHING = 0.3
+FORGETTING = 1.002
+"""By how much the shortest run ever seen counts for more with each run: a machine may become slower for good."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What running together is worth, as it was measured."""
+
+    seconds: dict[int, float]
+    """Of a run, by how many requests are in it."""
+    most: int
+    """Together; 1 where it is not worth it."""
+    enough: int
+    """So many together have most of the gain: a second run of the model need not wait for more."""
+
+    @property
+    def times(self) -> float:
+        """How many times as many requests are answered by runs of `most` as by runs of one."""
+        return self.seconds[1] * self.most / self.seconds[self.most] if self.most > 1 else 1.0
+
+
+class Pace:
+    """One model's. Whoever shares a run shares its pace. Not thread-safe: `Turns` asks it under its own lock."""
+
+    def __init__(self) -> None:
+        self.most = 1
+        self.enough = 1
+        self.alone_s = 0.0
+        """Of one request with nothing beside it, about: the shortest seen. 0 before the first run."""
+        self._seconds: dict[int, float] = {}
+
+    def allow(self, gain: Gain) -> None:
+        """From now on so many may run together."""
+        self._seconds = {**self._seconds, **gain.seconds}
+        self.most, self.enough = gain.most, gain.enough
+
+    def forbid(self) -> None:
+        """From now on each runs by itself."""
+        self.most = self.enough = 1
+
+    def ran(self, together: int, seconds: float) -> None:
+        """A run is over."""
+        before = self._seconds.get(together)
+        self._seconds[together] = seconds if before is None else before + SMOOTHING * (seconds - before)
+        if together == 1:
+            self.alone_s = min(seconds, self.alone_s * FORGETTING) if self.alone_s else seconds
+
+    def seconds(self, together: int = 1) -> float:
+        """Expected of a run of so many; 0 while nothing is known."""
+        sizes = sorted(self._seconds)
+        if not sizes:
+            return 0.0
+        place = bisect_left(sizes, together)
+        if place < len(sizes) and sizes[place] == together:
+            return self._seconds[together]
+        if place == 0 or place == len(sizes):  # beyond what is known: in proportion, which is never too short
+            nearest = sizes[min(place, len(sizes) - 1)]
+            return self._seconds[nearest] * max(1.0, together / nearest)
+        lower, upper = sizes[place - 1], sizes[place]
+        share = (together - lower) / (upper - lower)
+        return self._seconds[lower] + share * (self._seconds[upper] - self._seconds[lower])
+
+    def seconds_for(self, count: int) -> float:
+        """Expected of `count` requests one after the other, as many together as may be."""
+        whole, rest = divmod(count, self.most)
+        return whole * self.seconds(self.most) + (self.seconds(rest) if rest else 0.0)

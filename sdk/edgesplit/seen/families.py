@@ -1,0 +1,199 @@
+"""Every metric that edgesplit shows, in one place: its name, what it counts, its labels. docs/metrics.md is made of it.
+
+Seconds and bytes, always. Labels come from what an operator deployed or from the fixed sets below, never from a
+request: no id, no address, no path. `model` is `name@version`; `row` a row of the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from edgesplit.seen.histogram import SECONDS, SIZES
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric: a number, or a histogram, for each combination of its labels."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = SECONDS
+    """Of a histogram's buckets."""
+    across: Literal["sum", "max"] = "sum"
+    """What several processes' gauges are together; counters and histograms are always summed."""
+
+
+# The agent
+
+AGENT_INFO = Family(
+    "edgesplit_agent_info", "gauge", "Always 1; says which agent this is.", ("device", "device_class", "version")
+)
+AGENT_REQUESTS = Family(
+    "edgesplit_agent_requests_total",
+    "counter",
+    "Requests that came to an end. outcome: answered, fallback (answered alone: the cloud did not help), busy, "
+    "dropped, deadline, link, rejected (the application's fault), failed. One that was then given a stale answer "
+    "counts as what it would have been without.",
+    ("model", "row", "outcome"),
+)
+AGENT_REQUEST_S = Family(
+    "edgesplit_agent_request_seconds",
+    "histogram",
+    "From a request's arrival in the agent to its answer; answered requests only.",
+    ("model", "row"),
+)
+AGENT_PHASE_S = Family(
+    "edgesplit_agent_phase_seconds",
+    "histogram",
+    "Where that time went, for each phase that an answered request had. phase: queue (waiting for the device's "
+    "processor), decode (the input), device (its slices), encode (the boundary), link (both ways, not separable), "
+    "remote_queue, remote_decode, remote (its slices), hop_link and hop (link to and seconds in the tier beyond a "
+    "gateway), remote_encode, answer_decode, waited (for a cloud that did not help), tail (finishing alone), other "
+    "(what no phase explains).",
+    ("model", "phase"),
+)
+AGENT_FALLBACKS = Family(
+    "edgesplit_agent_fallbacks_total",
+    "counter",
+    "Requests that the device finished alone, by what the cloud did: timeout, refused, link, server.",
+    ("model", "cause"),
+)
+AGENT_SWITCHES = Family(
+    "edgesplit_agent_switches_total", "counter", "Times that another row of the plan was used than before.", ("model",)
+)
+AGENT_LATE = Family(
+    "edgesplit_agent_late_total",
+    "counter",
+    "Answers of an emulated device for which this host was slower than the device profile.",
+    ("model",),
+)
+AGENT_UP_BYTES = Family(
+    "edgesplit_agent_up_bytes_total", "counter", "Bytes of boundary tensors sent, as they travelled.", ("model",)
+)
+AGENT_DOWN_BYTES = Family(
+    "edgesplit_agent_down_bytes_total", "counter", "Bytes of answers received from the cloud.", ("model",)
+)
+AGENT_HEDGES = Family(
+    "edgesplit_agent_hedges_total",
+    "counter",
+    "What became of hedges: hedges (begun), by_choice (of those: before the deadline forced it), held_back (by the "
+    "budget), device_won, cloud_won, cancelled.",
+    ("what",),
+)
+AGENT_WASTED_S = Family(
+    "edgesplit_agent_hedges_wasted_seconds_total", "counter", "The processor's seconds in hedges that lost."
+)
+AGENT_WASTED_J = Family(
+    "edgesplit_agent_hedges_wasted_joules_total", "counter", "Energy in what lost a race, estimated by the plan."
+)
+AGENT_STALE = Family(
+    "edgesplit_agent_stale_total", "counter", "Requests that were given the last good answer, marked stale."
+)
+AGENT_GAVE_WAY = Family(
+    "edgesplit_agent_dropped_total", "counter", "Frames that gave way to others, as their application asked."
+)
+AGENT_JOINED = Family(
+    "edgesplit_agent_joined_total",
+    "counter",
+    "Requests sent again under their id that were given the first one's answer; they count nowhere else.",
+)
+AGENT_SERVING = Family(
+    "edgesplit_agent_serving",
+    "gauge",
+    "1 for each model that this device answers, with the row in use (empty before the first request).",
+    ("model", "row"),
+)
+AGENT_LINK_UP = Family(
+    "edgesplit_agent_link_up_bytes_per_second", "gauge", "Estimated rate of the link to the offload server."
+)
+AGENT_LINK_DOWN = Family(
+    "edgesplit_agent_link_down_bytes_per_second", "gauge", "Estimated rate of the link from the offload server."
+)
+AGENT_LINK_RTT = Family("edgesplit_agent_link_round_trip_seconds", "gauge", "Estimated round trip of that link.")
+AGENT_REMOTE_OK = Family(
+    "edgesplit_agent_remote_usable", "gauge", "1 where requests may go to the offload server, 0 where they may not."
+)
+AGENT_SERVER_LOAD = Family(
+    "edgesplit_agent_server_load_factor", "gauge", "What waiting in the offload server makes of its seconds, from 1."
+)
+AGENT_SLOWDOWN = Family(
+    "edgesplit_agent_slowdown_factor", "gauge", "This device's seconds beside those that the plan was made with."
+)
+AGENT_CONNECTED = Family("edgesplit_agent_broker_connected", "gauge", "1 while the agent has its broker session.")
+
+# The offload server
+
+OFFLOAD_INFO = Family("edgesplit_offload_info", "gauge", "Always 1; says which offload server this is.", ("version",))
+OFFLOAD_REQUESTS = Family(
+    "edgesplit_offload_requests_total",
+    "counter",
+    "Inference requests that came to an end. outcome: answered, busy, deadline, gone (nobody waited any more), "
+    "rejected (the client's fault), refused (it may not ask), failed; model and row are empty where a request named "
+    "none that is here; a gateway counts what it hands on whole as (relayed).",
+    ("model", "row", "outcome"),
+)
+OFFLOAD_REQUEST_S = Family(
+    "edgesplit_offload_request_seconds",
+    "histogram",
+    "From an inference request's last byte received to its answer's first byte; answered requests only.",
+    ("model", "row"),
+)
+OFFLOAD_PHASE_S = Family(
+    "edgesplit_offload_phase_seconds",
+    "histogram",
+    "Where that time went. phase: decode (body and boundary codecs), queue, run, hop (a gateway's wait for "
+    "the next tier), encode.",
+    ("model", "phase"),
+)
+OFFLOAD_BATCH = Family(
+    "edgesplit_offload_batch_size",
+    "histogram",
+    "How many requests ran together, seen from each answered one.",
+    ("model",),
+    bounds=SIZES,
+)
+OFFLOAD_RECEIVED = Family(
+    "edgesplit_offload_received_bytes_total",
+    "counter",
+    "Bytes of requests' bodies, as they came.",
+    ("model",),
+)
+OFFLOAD_SENT = Family("edgesplit_offload_sent_bytes_total", "counter", "Bytes of the answers' bodies.", ("model",))
+OFFLOAD_RUNNING = Family("edgesplit_offload_running", "gauge", "Requests that run now.")
+OFFLOAD_WAITING = Family("edgesplit_offload_waiting", "gauge", "Requests that wait for their turn now.")
+OFFLOAD_LOAD = Family(
+    "edgesplit_offload_load_factor",
+    "gauge",
+    "What waiting makes of a run's seconds, smoothed, from 1; of several processes the highest.",
+    across="max",
+)
+OFFLOAD_LOADED_BYTES = Family(
+    "edgesplit_offload_loaded_bytes", "gauge", "Estimated memory of the slices that are loaded."
+)
+OFFLOAD_LOADED_MODELS = Family("edgesplit_offload_loaded_models", "gauge", "Models that can be run without loading.")
+OFFLOAD_PROCESSES = Family("edgesplit_offload_processes", "gauge", "Serving processes of this server.")
+
+# The controller
+
+CONTROLLER_INFO = Family("edgesplit_controller_info", "gauge", "Always 1; says which controller this is.", ("version",))
+CONTROLLER_REQUESTS = Family(
+    "edgesplit_controller_requests_total",
+    "counter",
+    "Requests to the API, by the route's template (empty: no such route) and the class of the answer (2xx to 5xx).",
+    ("method", "route", "status"),
+)
+CONTROLLER_REQUEST_S = Family(
+    "edgesplit_controller_request_seconds", "histogram", "Time to answer a request to the API.", ("method", "route")
+)
+CONTROLLER_DEVICES = Family(
+    "edgesplit_controller_devices", "gauge", "Devices by state: online, stale, offline, claimed, revoked.", ("state",)
+)
+
+FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
+"""All of them, in the order above."""
+BY_NAME = {family.name: family for family in FAMILIES}

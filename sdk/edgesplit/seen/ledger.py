@@ -1,0 +1,149 @@
+"""What one process has counted, ready to be shown, or to be sent to another process and summed there.
+
+Counting takes one lock and a few dictionary look-ups. The number of series is bounded, whatever labels come: beyond
+`MOST_SERIES` of a family, further ones are counted together under `(other)`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from edgesplit.errors import MalformedMessage
+from edgesplit.seen.families import BY_NAME, Family
+from edgesplit.seen.histogram import Histogram
+
+MOST_SERIES = 512
+"""Of one family."""
+OTHER = "(other)"
+Entry = tuple[Family, tuple[str, ...], float]
+"""What to count: of which family, with which labels, and by how much (a histogram: the value observed)."""
+
+
+class Series(msgspec.Struct, frozen=True, array_like=True):
+    """One number, or one histogram, with its labels."""
+
+    family: str
+    labels: tuple[str, ...] = ()
+    value: float = 0.0
+    """Of a histogram: the sum of what was observed."""
+    counts: tuple[int, ...] = ()
+    """Of a histogram: by bucket, not cumulative."""
+
+
+class Ledger:
+    """Counters and histograms. Thread-safe."""
+
+    def __init__(self, most_series: int = MOST_SERIES) -> None:
+        self._most = most_series
+        self._lock = threading.Lock()
+        self._counters: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._histograms: dict[tuple[str, tuple[str, ...]], Histogram] = {}
+        self._series_of: dict[str, int] = {}
+
+    def count(self, family: Family, *labels: str, by: float = 1.0) -> None:
+        """One counter goes up."""
+        self.record(((family, labels, by),))
+
+    def observe(self, family: Family, *labels: str, value: float) -> None:
+        """One value more in a histogram."""
+        self.record(((family, labels, value),))
+
+    def record(self, entries: Iterable[Entry]) -> None:
+        """All these at once: nobody sees some of them without the others."""
+        with self._lock:
+            for family, labels, value in entries:
+                if family.kind == "histogram":
+                    self._histogram(family, labels).observe(value)
+                else:
+                    key = self._key(family, labels, self._counters)
+                    self._counters[key] = self._counters.get(key, 0.0) + value
+
+    def histogram(self, family: Family, *labels: str) -> Histogram:
+        """A copy of that histogram as it is now; an empty one where nothing was observed."""
+        with self._lock:
+            found = self._histograms.get((family.name, labels))
+            return Histogram(found.bounds, list(found.counts), found.total) if found else Histogram(family.bounds)
+
+    def series(self) -> list[Series]:
+        """Everything counted so far, at one moment."""
+        with self._lock:
+            counters = [Series(name, labels, value) for (name, labels), value in self._counters.items()]
+            histograms = [
+                Series(name, labels, one.total, tuple(one.counts)) for (name, labels), one in self._histograms.items()
+            ]
+        return counters + histograms
+
+    def resume(self, series: Iterable[Series]) -> None:
+        """Go on from what a predecessor had counted."""
+        with self._lock:
+            for one in series:
+                family = BY_NAME[one.family]
+                if family.kind == "histogram":
+                    self._histogram(family, one.labels).add(one.counts, one.value)
+                elif family.kind == "counter":
+                    key = self._key(family, one.labels, self._counters)
+                    self._counters[key] = self._counters.get(key, 0.0) + one.value
+
+    def _histogram(self, family: Family, labels: tuple[str, ...]) -> Histogram:
+        key = self._key(family, labels, self._histograms)
+        found = self._histograms.get(key)
+        if found is None:
+            found = self._histograms[key] = Histogram(family.bounds)
+        return found
+
+    def _key(
+        self, family: Family, labels: tuple[str, ...], known: Mapping[tuple[str, tuple[str, ...]], object]
+    ) -> tuple[str, tuple[str, ...]]:
+        key = (family.name, labels)
+        if key in known:
+            return key
+        count = self._series_of.get(family.name, 0)
+        if count >= self._most:
+            return (family.name, (OTHER,) * len(family.labels))
+        self._series_of[family.name] = count + 1
+        return key
+
+
+def gauge(family: Family, value: float, *labels: str) -> Series:
+    """A reading, taken when somebody asks."""
+    return Series(family.name, labels, float(value))
+
+
+def summed(processes: Iterable[Sequence[Series]]) -> list[Series]:
+    """What several processes have counted together; gauges as their family says."""
+    together: dict[tuple[str, tuple[str, ...]], Series] = {}
+    for one in (one for process in processes for one in process):
+        key = (one.family, one.labels)
+        there = together.get(key)
+        together[key] = one if there is None else _joined(there, one)
+    return list(together.values())
+
+
+def _joined(one: Series, other: Series) -> Series:
+    family = BY_NAME[one.family]
+    if family.across == "max":
+        return Series(one.family, one.labels, max(one.value, other.value))
+    counts = tuple(mine + theirs for mine, theirs in zip(one.counts, other.counts, strict=True))
+    return Series(one.family, one.labels, one.value + other.value, counts)
+
+
+def packed(series: Sequence[Series]) -> bytes:
+    """As another process of ours reads them."""
+    return msgspec.msgpack.encode(series)
+
+
+def unpacked(raw: bytes) -> list[Series]:
+    """What a process of ours wrote; MalformedMessage where it is anything else (half a file, another version's)."""
+    try:
+        series = msgspec.msgpack.decode(raw, type=list[Series])
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise MalformedMessage(f"counted metrics: {error}") from error
+    for one in series:
+        family = BY_NAME.get(one.family)
+        buckets = len(family.bounds) + 1 if family is not None and family.kind == "histogram" else 0
+        if family is None or len(one.labels) != len(family.labels) or len(one.counts) != buckets:
+            raise MalformedMessage(f"counted metrics: {one.family[:80]!r} is not as this version counts it")
+    return series

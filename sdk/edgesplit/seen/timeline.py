@@ -1,0 +1,84 @@
+"""Where one request's time went: phases with their begin and end, one after the other or side by side.
+
+The same on every tier, so that one thing feeds histograms, spans, reports and the `Server-Timing` header (W3C) by
+which a server tells its client of the phases it had. Times are of `perf_counter`; they leave a process as durations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+SERVER_TIMING = "server-timing"
+"""The response header with a server's phases."""
+LONGEST_HEADER = 512
+LONGEST_S = 1e5
+_ENTRY = re.compile(r"\s*([a-z_]{1,24});dur=(\d{1,9}(?:\.\d{1,9})?)\s*")
+
+QUEUE, DECODE, RUN, HOP, ENCODE = "queue", "decode", "run", "hop", "encode"
+SERVER_PHASES = (QUEUE, DECODE, RUN, HOP, ENCODE)
+"""What an offload server does with a request; `hop` is a gateway's wait for the next tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One stretch of a request."""
+
+    name: str
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended - self.began
+
+
+@dataclass
+class Timeline:
+    """The phases of one request so far, in the order in which they ended. Appending is safe from any thread."""
+
+    began: float = field(default_factory=perf_counter)
+    phases: list[Phase] = field(default_factory=list)
+
+    def add(self, name: str, began: float, ended: float) -> None:
+        """A phase is over. One that ended before it began took no time."""
+        self.phases.append(Phase(name, began, max(began, ended)))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What runs inside is this phase, also where it fails."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, began, perf_counter())
+
+    def total(self, name: str) -> float:
+        """Seconds in phases of this name."""
+        return sum(one.seconds for one in tuple(self.phases) if one.name == name)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, in the order in which each first ended."""
+        totals: dict[str, float] = {}
+        for one in tuple(self.phases):
+            totals[one.name] = totals.get(one.name, 0.0) + one.seconds
+        return totals
+
+
+def server_timing(seconds: Mapping[str, float]) -> str:
+    """The header's value: milliseconds by phase, as in `queue;dur=0.120, run;dur=4.518`."""
+    return ", ".join(f"{name};dur={1e3 * value:.3f}" for name, value in seconds.items())
+
+
+def read_server_timing(value: str, known: Iterable[str] = SERVER_PHASES) -> dict[str, float]:
+    """Seconds of the `known` phases in a header's value; what else stands there is passed over, never believed."""
+    if len(value) > LONGEST_HEADER:
+        return {}
+    wanted = frozenset(known)
+    entries = (_ENTRY.fullmatch(one) for one in value.split(","))
+    found = {one[1]: float(one[2]) / 1e3 for one in entries if one is not None and one[1] in wanted}
+    return {name: seconds for name, seconds in found.items() if seconds <= LONGEST_S}

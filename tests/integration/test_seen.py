@@ -1,0 +1,144 @@
+"""What an operator sees of real processes: three pages for Prometheus, one trace, a picture of a request, log lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import edgesplit
+from edgesplit.seen import trace
+from edgesplit.seen.trace import TraceContext
+from edgesplit_cli.demo.run import free_port
+from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
+from seen_world import Collector, Samples, asked, samples, value
+
+GIVEN = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", True)
+ASKED = 6
+
+
+class Seen:
+    """A controller, its offload server and one emulated device, all watched."""
+
+    def __init__(self, cloud: Cloud, device: Agent, collector: Collector, ports: dict[str, int]) -> None:
+        self.cloud, self.device, self.collector, self._ports = cloud, device, collector, ports
+
+    def page(self, of: str) -> Samples:
+        """What Prometheus reads there."""
+        status, body = asked(self._ports[of], "/metrics")
+        assert status == 200
+        return samples(body)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    """Started once, and asked `ASKED` frames, each cut in the middle."""
+    collector = Collector()
+    ports = {name: free_port() for name in ("controller", "offload", "agent")}
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.server.url)
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        at = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        watched = ["--metrics", at["controller"], "--offload-metrics", at["offload"]]
+        cloud = Cloud(tmp_path_factory.mktemp("seen"), *watched, "--log-format", "json")
+        try:
+            cloud.start()
+            cloud.push_digits()
+            more = ["--metrics", at["agent"], "--log-format", "json", "--hedge", "never"]
+            device = cloud.agent("pi4", "raspberrypi4", *more)
+            layers = [layer["name"] for layer in cloud.json("model", "show", "digits")["layers"]]
+            cloud.edgectl("deploy", "digits", "--partition", layers[len(layers) // 3], "--to", "pi4", "--wait", "60")
+            jpeg = frames(1)[0][0]
+            eventually("the cloud helps", lambda: _helped(device, jpeg))
+            for _ in range(ASKED):
+                device.infer("digits", frame_input(jpeg))
+            yield Seen(cloud, device, collector, ports)
+        finally:
+            cloud.stop()
+            collector.server.stop()
+
+
+def _helped(device: Agent, jpeg: bytes) -> bool:
+    report = device.infer("digits", frame_input(jpeg)).report
+    return not report.fallback and report.row != "local"
+
+
+def _sum(page: Samples, name: str, **wanted: str) -> float:
+    return sum(
+        number for (sample, labels), number in page.items() if sample == name and wanted.items() <= dict(labels).items()
+    )
+
+
+def test_the_pages_of_agent_and_offload_server_agree(seen: Seen) -> None:
+    """What the device had answered with the cloud's help is what the cloud answered; emulated says so everywhere."""
+    agent, server = seen.page("agent"), seen.page("offload")
+    answered = _sum(agent, "edgesplit_agent_requests_total", model="digits@1", outcome="answered")
+    assert answered > ASKED
+    helped = _sum(agent, "edgesplit_agent_phase_seconds_count", model="digits@1", phase="link")
+    assert helped > ASKED
+    assert helped == _sum(server, "edgesplit_offload_requests_total", model="digits@1", outcome="answered")
+    for name, labels in agent:
+        assert not name.startswith("edgesplit_") or dict(labels)["emulated"] == "true"
+    assert _sum(agent, "edgesplit_agent_phase_seconds_count", phase="decode") > ASKED
+    assert value(server, "edgesplit_offload_info", version=edgesplit.__version__) == 1
+    assert _sum(server, "edgesplit_offload_processes") >= 1
+
+
+def test_the_controllers_page_counts_its_api_and_its_fleet(seen: Seen) -> None:
+    """By the routes' templates: no name of a device or model is a label."""
+    page = seen.page("controller")
+    assert _sum(page, "edgesplit_controller_requests_total", route="/v1/models", method="POST", status="2xx") == 1
+    assert _sum(page, "edgesplit_controller_requests_total", route="/v1/devices/{name}") >= 1
+    assert not any("pi4" in text for _, labels in page for _, text in labels)
+    assert value(page, "edgesplit_controller_devices", state="online") == 1
+
+
+def test_one_trace_shows_device_and_cloud(seen: Seen) -> None:
+    """An application's traceparent, on the wire to the agent: both processes' spans arrive under its id."""
+    with trace.working_for(GIVEN):
+        report = seen.device.infer("digits", frame_input(frames(1)[0][0])).report
+    assert report.trace_id == GIVEN.trace_id and not report.fallback
+
+    def arrived() -> dict[tuple[str, str], Any] | None:
+        ours = [(service, span) for service, span in seen.collector.received if span.trace_id.hex() == GIVEN.trace_id]
+        found = {(service, span.name): span for service, span in ours}
+        return found if {("edgesplit-agent", "infer digits"), ("edgesplit-offload", "offload")} <= set(found) else None
+
+    spans = eventually("spans of both sides", arrived)
+    assert spans["edgesplit-agent", "infer digits"].parent_span_id.hex() == GIVEN.span_id
+    assert spans["edgesplit-offload", "offload"].parent_span_id == spans["edgesplit-agent", "offload"].span_id
+    assert {"queue", "run"} <= {name for service, name in spans if service == "edgesplit-offload"}
+
+
+def test_log_lines_of_a_request_name_it_and_its_trace(seen: Seen) -> None:
+    """JSON, a line each, from agent, controller and offload server."""
+    lines = [json.loads(line) for line in seen.device.process.log.read_text().splitlines() if line.startswith("{")]
+    assert lines and all({"at", "level", "logger", "message"} <= set(line) for line in lines)
+    controllers = [line for line in seen.cloud.process.log.read_text().splitlines() if line.startswith("{")]
+    assert controllers and all(json.loads(line)["at"] for line in controllers)
+
+
+def test_a_request_is_drawn_and_a_window_is_shown(seen: Seen) -> None:
+    """`edgectl infer --timeline` has a line for each phase; `device show` has the latest window's means."""
+    frame = next(iter(sorted((DIGITS / "frames").glob("*.jpg"))))
+    drawn = seen.cloud.edgectl("infer", "digits", str(frame), "--url", seen.device.url, "--timeline")
+    for phase in ("decode", "device", "encode", "link", "remote"):
+        assert f"  {phase} " in drawn
+    told = json.loads(seen.cloud.edgectl("infer", "digits", str(frame), "--url", seen.device.url, "--json"))
+    assert sum(told["phases"].values()) == pytest.approx(told["report"]["latency_s"])
+
+    def shown() -> bool:
+        seen.device.infer("digits", frame_input(frame.read_bytes()))
+        return "where the time of the latest" in seen.cloud.edgectl("device", "show", "pi4")
+
+    eventually("a window with phases", shown)
+    status = subprocess.run(
+        [sys.executable, "-m", "edgesplit_agent.main", "status", "--data", str(seen.device.data)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    phases = json.loads(status.stdout)["models"][0]["phases"]
+    assert phases["device"]["requests"] > ASKED and phases["device"]["mean_s"] > 0

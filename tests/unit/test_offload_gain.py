@@ -1,0 +1,268 @@
+"""Requests that share a run: which graphs come into question, that bits are the same, and when it is worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgesplit.plan import Link, Plan, Row
+from edgesplit.release import Manifest, Slice, TensorSpec
+from edgesplit.runtime.onnx import OnnxRuntime
+from edgesplit.sealed import SliceInMemory
+from edgesplit_offload import gain
+from edgesplit_offload.gain import chosen, keeps_apart, measured, noise, stackable
+from edgesplit_offload.half import FarHalf
+from edgesplit_offload.memory import Memory
+from edgesplit_offload.rebatch import of_many, source_of_many
+
+RNG = np.random.default_rng(3)
+X = TensorSpec("x", "FP32", (1, 8))
+Y = TensorSpec("y", "FP32", (1, 4))
+Y8 = TensorSpec("y", "FP32", (1, 8))
+
+
+def weight(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(RNG.standard_normal(shape).astype(np.float32), name)
+
+
+def graph(
+    nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], takes: TensorSpec = X, gives: TensorSpec = Y
+) -> onnx.ModelProto:
+    """A model of these nodes, for one input."""
+    ends = [[helper.make_tensor_value_info(one.name, TensorProto.FLOAT, one.shape)] for one in (takes, gives)]
+    made = helper.make_graph(nodes, "slice", ends[0], ends[1], weights)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def dense() -> onnx.ModelProto:
+    """Two full connections with a reshape of the old kind between them, whose target says one."""
+    target = numpy_helper.from_array(np.array([1, 6], np.int64), "target")
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Reshape", ["b", "target"], ["c"]),
+        helper.make_node("LeakyRelu", ["c"], ["d"], alpha=0.2),
+        helper.make_node("MatMul", ["d", "v"], ["y"]),
+    ]
+    return graph(nodes, [weight("w", 8, 6), weight("v", 6, 4), target])
+
+
+def run(model: bytes, inputs: np.ndarray) -> np.ndarray:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, OnnxRuntime().options(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(["y"], {"x": inputs})[0])
+
+
+def test_a_graph_cut_for_one_takes_stacks_and_gives_the_same_bits() -> None:
+    """Shapes and reshape targets are changed; one alone, and each of a stack, come out as they did."""
+    model = dense().SerializeToString()
+    many = of_many(model)
+    assert many is not None
+    inputs = RNG.standard_normal((7, 8)).astype(np.float32)
+    alone = np.concatenate([run(model, inputs[place : place + 1]) for place in range(7)])
+    assert run(many, inputs).tobytes() == alone.tobytes()
+    assert run(many, inputs[:1]).tobytes() == alone[:1].tobytes()
+
+
+def node(kind: str, inputs: list[str], outputs: list[str], **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs, outputs, **attributes)
+
+
+OUT_OF_QUESTION: dict[str, onnx.ModelProto] = {
+    "picks by value": graph(
+        [node("TopK", ["x", "k"], ["y", "i"], axis=1)], [numpy_helper.from_array(np.array([4], np.int64), "k")]
+    ),
+    "of another domain": graph([node("Relu", ["x"], ["y"], domain="com.microsoft")], [], X, Y8),
+    "asks for shapes": graph([node("Shape", ["x"], ["s"]), node("Reshape", ["x", "s"], ["y"])], [], X, Y8),
+    "a reshape whose 0 is none": graph(
+        [node("Reshape", ["x", "t"], ["y"], allowzero=1)],
+        [numpy_helper.from_array(np.array([1, 8], np.int64), "t")],
+        X,
+        Y8,
+    ),
+    "a target that is something else, too": graph(
+        [node("Reshape", ["x", "t"], ["r"]), node("Cast", ["t"], ["f"], to=1), node("Add", ["r", "f"], ["y"])],
+        [numpy_helper.from_array(np.array([1, 8], np.int64), "t")],
+        X,
+        Y8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_QUESTION)
+def test_what_does_not_treat_all_data_alike_is_out_of_question(name: str) -> None:
+    """It is not even tried."""
+    assert of_many(OUT_OF_QUESTION[name].SerializeToString()) is None
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"\xff" * 9, b"nonsense", dense().SerializeToString()[:-3]])
+def test_bytes_that_are_no_model_are_out_of_question(spoilt: bytes) -> None:
+    """They were signed, and still raise nothing."""
+    assert of_many(spoilt) is None
+
+
+def release(folder: Path, model: onnx.ModelProto, takes: TensorSpec = X, gives: TensorSpec = Y) -> FakeRelease:
+    return FakeRelease(folder, model, takes, gives)
+
+
+class FakeRelease:
+    """One slice, everything beyond the link; counts how often it is loaded."""
+
+    digest = "ef" * 32
+
+    def __init__(self, folder: Path, model: onnx.ModelProto, takes: TensorSpec, gives: TensorSpec) -> None:
+        slice_ = Slice("s01", "onnx", ("all",), (takes,), (gives,))
+        self.asked = 0
+        self._folder = folder
+        (folder / "s01").mkdir()
+        onnx.save_model(
+            model, str(folder / "s01" / "graph.onnx"), save_as_external_data=True, location="weights.bin",
+            size_threshold=64, convert_attribute=False,
+        )  # fmt: skip
+        rows = (Row(name="local", device=("s01",)), Row(name="remote", remote=("s01",), sends=("x",), receives=("y",)))
+        plan = Plan(
+            model="m", device_class="c", rows=rows, link=Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.01)
+        )
+        self.manifest = Manifest(
+            model="m@1", model_sha256="0" * 64, created="", input_spec=None, inputs=(takes,), outputs=(gives,),
+            slices=(slice_,), plans={"c": plan},
+        )  # fmt: skip
+
+    def slice_folder(self, name: str) -> Path:
+        self.asked += 1
+        return self._folder / name
+
+
+def half(of: FakeRelease, memory: Memory | None = None) -> FarHalf:
+    ends = (of.manifest.inputs, of.manifest.outputs)
+    return FarHalf(of, ("s01",), ends, OnnxRuntime(), memory or Memory())
+
+
+class Clock:
+    """Time that runs as told: by the size of the stack that ran last."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds, self.now = seconds, 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight together take as long as one: nothing here depends on what this machine would measure."""
+    monkeypatch.setattr("edgesplit_offload.half.measured", lambda *_: chosen({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}))
+
+
+def test_where_it_gains_requests_share_runs_and_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights lie in their file, as in a real slice; what ran one by one is let go."""
+    made_to_gain(monkeypatch)
+    memory, of = Memory(), release(tmp_path, dense())
+    shared = half(of, memory)
+    inputs = [{"x": RNG.standard_normal((1, 8)).astype(np.float32)} for _ in range(5)]
+    before = shared.run(inputs)
+    shared.measure(lambda: 0.0)
+    assert shared.pace.most == 8
+    after = shared.run(inputs)
+    assert [one["y"].tobytes() for one in after] == [one["y"].tobytes() for one in before]
+    assert shared.run(inputs[:1])[0]["y"].tobytes() == before[0]["y"].tobytes()
+    assert of.asked == 2
+    shared.unload()
+    assert memory.bytes == 0
+    assert shared.run(inputs)[4]["y"].tobytes() == before[4]["y"].tobytes()
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Softmax", ["x"], ["y"], axis=0)],
+        [node("ReduceMax", ["x"], ["r"], axes=[0], keepdims=1), node("Sub", ["x", "r"], ["y"])],
+        [node("Transpose", ["x"], ["t"], perm=[1, 0]), node("Transpose", ["t"], ["y"], perm=[1, 0])],
+    ],
+    ids=["softmax over the stack", "largest of the stack", "turned and turned back"],
+)
+def test_what_mixes_a_stack_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[onnx.NodeProto]
+) -> None:
+    """Only what keeps inputs apart shares runs: the trial decides, not the operators' names."""
+    made_to_gain(monkeypatch)
+    shared = half(release(tmp_path, graph(nodes, [], X, Y8), X, Y8))
+    shared.measure(lambda: 0.0)
+    assert shared.pace.most == (8 if nodes[0].op_type == "Transpose" else 1)
+
+
+def test_an_encrypted_slice_takes_stacks_without_leaving_memory(tmp_path: Path) -> None:
+    """Its graph is changed in memory, its weights stay where they were decrypted to."""
+    of = release(tmp_path, dense())
+    sealed = SliceInMemory("s01")
+    for name in ("graph.onnx", "weights.bin"):
+        sealed.add(name, [(tmp_path / "s01" / name).read_bytes()])
+    many = source_of_many(sealed)
+    sealed.close()
+    assert many is not None
+    inputs = {"x": RNG.standard_normal((3, 8)).astype(np.float32)}
+    with many:
+        program = OnnxRuntime().load(of.manifest.slices[0], many)
+    assert program.run(inputs)["y"].shape == (3, 4)
+
+
+def test_only_tensors_of_a_batch_of_one_are_stacked() -> None:
+    """Lengths that depend on the data, text and other batches are not."""
+    assert stackable([X, Y, TensorSpec("i", "INT64", (1, 3, 3))])
+    for other in ((8,), (2, 8), (1, -1), ()):
+        assert not stackable([TensorSpec("t", "FP32", other)])
+    assert not stackable([TensorSpec("t", "BYTES", (1, 2))])
+
+
+def test_noise_is_new_each_time_and_of_its_type() -> None:
+    """Also of whole numbers and truth values."""
+    rng = np.random.default_rng(0)
+    for datatype, dtype in (("FP16", "f2"), ("UINT8", "u1"), ("INT64", "i8"), ("BOOL", "?")):
+        spec = [TensorSpec("t", datatype, (1, 64))]
+        one, other = (noise(spec, rng)["t"] for _ in range(2))
+        assert (one.dtype, one.shape) == (np.dtype(dtype), (1, 64))
+        assert one.tobytes() != other.tobytes()
+
+
+def test_another_number_of_answers_than_inputs_is_found_out() -> None:
+    """A stack that gives one answer for all, or answers with other bits."""
+    assert keeps_apart([X], lambda given: given, lambda given: given)
+    assert not keeps_apart([X], lambda given: given, lambda given: {"x": given["x"][:1]})
+    assert not keeps_apart([X], lambda given: given, lambda given: {"x": np.nextafter(given["x"], np.float32(9))})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "enough"),
+    [
+        ({1: 1.0, 2: 1.9, 4: 3.6}, 1, 1),
+        ({1: 1.0, 2: 1.2, 4: 1.5, 8: 2.0, 16: 3.2, 32: 6.4}, 16, 2),
+        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 32: 1.0}, 32, 16),
+        ({1: 1.0}, 1, 1),
+        ({1: 1.0, 2: 1.7}, 1, 1),
+    ],
+)
+def test_what_is_measured_decides(seconds: dict[int, float], most: int, enough: int) -> None:
+    """A quarter more must be answered; the largest stack that is best is used; a third of its gain is enough."""
+    found = chosen(seconds)
+    assert (found.most, found.enough) == (most, enough)
+
+
+@pytest.mark.parametrize(("per_request", "sizes"), [(0.0, 5), (0.01, 2)])
+def test_measuring_stops_where_a_larger_stack_gains_nothing(per_request: float, sizes: int) -> None:
+    """By a clock of the test's own: a fixed cost alone gains up to the largest, a cost by size is seen at once."""
+    clock = Clock({})
+
+    def runs(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        clock.now += 0.001 + per_request * len(given["x"])
+        return given
+
+    found = measured([X], runs, runs, clock, budget_s=600.0)  # type: ignore[arg-type]
+    assert len(found.seconds) - 1 == sizes
+    assert found.most == (32 if sizes == 5 else 1)
+    assert gain.SIZES[-1] == 32

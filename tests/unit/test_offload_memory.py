@@ -1,0 +1,149 @@
+"""Slices in memory: loaded on demand, once, within a budget; the least recently used goes, never one that runs."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+
+from edgesplit.errors import Busy, ModelRefused
+from edgesplit.runtime import Tensor, Tensors
+from edgesplit_offload.memory import SESSION_BYTES, Key, Memory, Piece
+
+MB = 10**6
+
+
+class Fake:
+    """A program."""
+
+    def run(self, tensors: Tensors) -> dict[str, Tensor]:
+        return dict(tensors)
+
+
+class Loads:
+    """Pieces that count how often each is loaded."""
+
+    def __init__(self) -> None:
+        self.of: Counter[str] = Counter()
+        self.fail: str = ""
+
+    def piece(self, name: str, megabytes: int = 10) -> Piece:
+        def load() -> Fake:
+            self.of[name] += 1
+            if name == self.fail:
+                raise ModelRefused(f"{name} cannot be loaded")
+            return Fake()
+
+        return Piece(Key("release", name), megabytes * MB, load)
+
+
+def room_for(pieces: int) -> int:
+    """Bytes for so many pieces of 10 MB and a bit."""
+    return pieces * Loads().piece("one").bytes + MB
+
+
+def use(memory: Memory, *pieces: Piece) -> None:
+    with memory.lent(pieces) as programs:
+        assert len(programs) == len(pieces)
+
+
+def test_the_least_recently_used_goes_and_is_loaded_again_on_demand() -> None:
+    """Room for two: the third takes the place of the one that was not used for longest."""
+    loads, memory = Loads(), Memory(room_for(2))
+    a, b, c = (loads.piece(name) for name in "abc")
+    for one in (a, b, a, c, a, b):
+        use(memory, one)
+        assert memory.bytes <= room_for(2)
+    assert loads.of == {"a": 1, "b": 2, "c": 1}
+
+
+def test_what_runs_is_never_let_go() -> None:
+    """While two run there is no room for a third: it is told to come back; then there is."""
+    loads, memory = Loads(), Memory(room_for(2))
+    a, b, c = (loads.piece(name) for name in "abc")
+    with memory.lent([a, b]):
+        with pytest.raises(Busy), memory.lent([c]):
+            pass
+        assert memory.has([a, b])
+        use(memory, a)
+    use(memory, c)
+    assert memory.has([a, c])
+
+
+def test_a_model_larger_than_the_budget_is_refused_with_what_to_do() -> None:
+    """However little of it is loaded already; and nothing is loaded or let go for it."""
+    loads, memory = Loads(), Memory(room_for(2))
+    a, b, c = (loads.piece(name) for name in "abc")
+    use(memory, a)
+    with pytest.raises(ModelRefused, match="--memory"), memory.lent([a, b, c]):
+        pass
+    assert (memory.has([a]), loads.of) == (True, {"a": 1})
+
+
+def test_one_that_cannot_be_loaded_takes_no_room() -> None:
+    """It is tried anew the next time."""
+    loads, memory = Loads(), Memory(room_for(1))
+    loads.fail = "a"
+    for _ in range(2):
+        with pytest.raises(ModelRefused, match="cannot be loaded"):
+            use(memory, loads.piece("a"))
+    assert memory.bytes == 0
+    loads.fail = ""
+    use(memory, loads.piece("a"))
+    assert loads.of["a"] == 3
+
+
+def test_what_is_let_go_by_name_is_only_of_that_release_and_idle() -> None:
+    """By release, or by single slices of it."""
+    loads, memory = Loads(), Memory()
+    a, b = loads.piece("a"), loads.piece("b")
+    use(memory, a, b)
+    memory.let_go("another")
+    memory.let_go("release", {a.key})
+    assert (memory.has([a]), memory.has([b])) == (False, True)
+    with memory.lent([b]):
+        memory.let_go("release")
+        assert memory.has([b])
+    memory.let_go("release")
+    assert memory.bytes == 0
+
+
+def test_many_that_want_one_slice_load_it_once() -> None:
+    """While one thread loads it the others wait."""
+    loads, memory = Loads(), Memory(room_for(1))
+    threads = [threading.Thread(target=use, args=(memory, loads.piece("a"))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loads.of["a"] == 1
+    assert memory.bytes == int(10 * MB * 1.3) + SESSION_BYTES
+
+
+def test_a_crowd_over_a_tight_budget_never_exceeds_it() -> None:
+    """Threads that use random pieces of six where two have room: served or told to come back, nothing else."""
+    loads, memory = Loads(), Memory(room_for(2))
+    pieces = [loads.piece(name) for name in "abcdef"]
+    outcomes: Counter[str] = Counter()
+    most = [0]
+
+    def work(seed: int) -> None:
+        for step in range(60):
+            try:
+                with memory.lent([pieces[(seed * 7 + step * 5) % 6]]):
+                    most[0] = max(most[0], memory.bytes)
+                    outcomes["served"] += 1
+            except Busy:
+                outcomes["busy"] += 1
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] <= room_for(2)
+    assert outcomes["served"] > 0
+    assert sum(outcomes.values()) == 240
+    memory.let_go("release")
+    assert memory.bytes == 0

@@ -1,0 +1,295 @@
+"""Who waits, who runs together and who is refused: decisions as tables, then the threads around them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from edgesplit.errors import Busy, Crowding, DeadlineExceeded, InferenceFailed, LinkError
+from edgesplit_offload import turns as turns_module
+from edgesplit_offload.pace import Gain, Pace
+from edgesplit_offload.turns import Turns
+from edgesplit_offload.waiting import Job, Waiting
+
+PATIENCE_S = 20.0
+
+
+def pace(*, most: int = 1, enough: int = 1, seconds: dict[int, float] | None = None) -> Pace:
+    """One of a model that was measured."""
+    made = Pace()
+    made.allow(Gain(seconds or {}, most, enough))
+    return made
+
+
+def job(of: Pace | None = None, client: str | None = None, deadline: float | None = None, given: Any = 1) -> Job:
+    return Job(given, lambda many: [2 * one for one in many], of or Pace(), client, deadline)
+
+
+def admitted(waiting: Waiting, *jobs: Job, now: float = 0.0) -> list[list[Job]]:
+    """The runs that begin when these come one after the other."""
+    runs = []
+    for one in jobs:
+        waiting.admit(one, now)
+        runs += [run.members for run in waiting.begin(now)]
+    return runs
+
+
+def end_one(waiting: Waiting, now: float = 1.0) -> list[list[Job]]:
+    """The runs that begin when the oldest has ended."""
+    waiting.end(min(waiting.running, key=lambda run: run.began))
+    return [run.members for run in waiting.begin(now)]
+
+
+# Together
+
+
+def test_requests_for_one_model_gather_while_it_runs_and_then_run_together() -> None:
+    """The first is not held up; those that come meanwhile share the next run; other models are not among them."""
+    waiting, shared, other = Waiting(1, 10), pace(most=8, enough=8), Pace()
+    ours, theirs = [job(shared) for _ in range(4)], job(other)
+    assert admitted(waiting, ours[0], ours[1], theirs, ours[2], ours[3]) == [[ours[0]]]
+    assert end_one(waiting) == [[ours[1], ours[2], ours[3]]]
+    assert end_one(waiting) == [[theirs]]
+
+
+def test_another_run_begins_beside_the_first_only_for_enough() -> None:
+    """There is room for a second run all along, and it is used once so many wait that it has most of the gain."""
+    waiting, shared = Waiting(2, 10), pace(most=8, enough=3)
+    ours = [job(shared) for _ in range(4)]
+    assert admitted(waiting, *ours) == [[ours[0]], ours[1:]]
+
+
+def test_models_without_gain_run_one_by_one() -> None:
+    """Each in a run of its own, as many at once as may."""
+    waiting, alone = Waiting(2, 10), Pace()
+    ours = [job(alone) for _ in range(3)]
+    assert admitted(waiting, *ours) == [[ours[0]], [ours[1]]]
+    assert end_one(waiting) == [[ours[2]]]
+
+
+def test_a_run_holds_only_as_many_as_its_deadlines_allow() -> None:
+    """Eight together take 80 ms: who has 50 ms left runs with fewer, and the first that came is always among them."""
+    shared = pace(most=8, enough=2, seconds={1: 0.01, 8: 0.08})
+    waiting = Waiting(1, 20)
+    first, hurried, rest = job(shared), job(shared, deadline=1.05), [job(shared) for _ in range(7)]
+    (begun,) = admitted(waiting, first, *rest[:3], hurried, *rest[3:])
+    assert begun == [first]
+    (members,) = end_one(waiting, now=1.0)
+    assert members[0] is rest[0]
+    assert hurried in members
+    assert len(members) == 5
+
+
+def test_who_is_in_a_hurry_does_not_gather() -> None:
+    """A run of the model is on for long, and this one's time is up before that one's end and its own: it begins."""
+    shared = pace(most=8, enough=4, seconds={1: 0.1, 8: 0.2})
+    waiting = Waiting(2, 10)
+    first, patient, hurried = job(shared), job(shared, deadline=9.0), job(shared, deadline=0.15)
+    assert admitted(waiting, first, patient) == [[first]]
+    (members,) = admitted(waiting, hurried)
+    assert set(members) == {patient, hurried} or members == [patient]
+
+
+# Refused
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    """Busy, with the time that what waits will take."""
+    waiting, known = Waiting(1, 2), pace(seconds={1: 2.0})
+    admitted(waiting, job(known), job(known), job(known))
+    with pytest.raises(Busy) as refusal:
+        waiting.admit(job(known), 0.0)
+    assert not isinstance(refusal.value, Crowding)
+    assert refusal.value.retry_after_s == pytest.approx(6.0)
+
+
+def test_one_that_cannot_be_done_in_time_is_refused_at_once() -> None:
+    """Given what waits; where nothing waits it is tried, whatever was measured before."""
+    waiting, known = Waiting(1, 10), pace(seconds={1: 1.0})
+    assert len(admitted(waiting, job(known, deadline=0.1))) == 1
+    admitted(waiting, job(known), job(known))
+    with pytest.raises(Busy, match="it would wait about"):
+        waiting.admit(job(known, deadline=3.5), 0.0)
+    waiting.admit(job(known, deadline=4.5), 0.0)
+
+
+def test_one_client_may_not_crowd_out_others() -> None:
+    """Beyond its share of the places, while another waits: Crowding. Alone it may have them all."""
+    waiting = Waiting(1, 5)
+    admitted(waiting, *[job(client="greedy") for _ in range(5)])
+    assert len(waiting.queue) == 4
+    waiting.admit(job(client="modest"), 0.0)
+    with pytest.raises(Crowding, match="its share of 3"):
+        waiting.admit(job(client="greedy"), 0.0)
+
+
+def test_where_all_places_are_taken_the_greediest_gives_way() -> None:
+    """Its newest request, for a client that has fewer; never for one that has as many."""
+    waiting = Waiting(1, 3)
+    greedy = [job(client="greedy") for _ in range(4)]
+    admitted(waiting, *greedy)
+    modest = job(client="modest")
+    assert waiting.admit(modest, 0.0) is greedy[3]
+    assert isinstance(greedy[3].error, Crowding)
+    assert waiting.queue == [greedy[1], greedy[2], modest]
+    assert waiting.admit(job(client="third"), 0.0) is greedy[2]
+    with pytest.raises(Busy) as refusal:
+        waiting.admit(job(client="modest"), 0.0)
+    assert not isinstance(refusal.value, Crowding) or "share" in str(refusal.value)
+
+
+def test_clients_without_a_name_share_one_queue() -> None:
+    """Without certificates nobody can be told from another."""
+    waiting = Waiting(1, 1)
+    admitted(waiting, job(), job())
+    with pytest.raises(Busy):
+        waiting.admit(job(), 0.0)
+
+
+# What is expected
+
+
+def test_what_a_run_takes_is_learnt_and_read_between_sizes() -> None:
+    """Between known sizes in proportion, beyond them never less; alone is the shortest of late."""
+    known = Pace()
+    assert (known.seconds(), known.alone_s) == (0.0, 0.0)
+    known.ran(1, 0.010)
+    known.ran(1, 0.020)
+    assert known.alone_s == pytest.approx(0.010, rel=0.01)
+    known.allow(Gain({1: 0.01, 9: 0.05}, 9, 2))
+    assert known.seconds(5) == pytest.approx(0.03)
+    assert known.seconds(18) == pytest.approx(0.1)
+    assert known.seconds_for(19) == pytest.approx(0.05 + 0.05 + 0.01)
+    known.forbid()
+    assert known.seconds_for(2) == pytest.approx(0.02)
+
+
+# Threads
+
+
+class Gate:
+    """A run that waits for leave."""
+
+    def __init__(self) -> None:
+        self.leave = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.sizes: list[int] = []
+
+    def run(self, many: Sequence[int]) -> list[int]:
+        self.sizes.append(len(many))
+        self.begun.release()
+        assert self.leave.wait(PATIENCE_S)
+        if -1 in many:
+            raise InferenceFailed("one of them is spoilt")
+        return [2 * one for one in many]
+
+
+class Asker(threading.Thread):
+    """One that takes its turn."""
+
+    def __init__(self, turns: Turns, one: Job) -> None:
+        super().__init__(daemon=True)
+        self.job = one
+        self.got: Any = None
+        self._turns = turns
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.got = self._turns.take(self.job)
+        except Exception as error:
+            self.got = error
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(int(PATIENCE_S / 0.002)):
+        if condition():
+            return
+        threading.Event().wait(0.002)
+    raise AssertionError("it never came")
+
+
+def test_each_of_those_that_run_together_gets_its_own() -> None:
+    """Three wait while one runs; the next run has all three, by one thread, and each its result."""
+    turns, gate, shared = Turns(1, 10), Gate(), pace(most=8, enough=8)
+    first = Asker(turns, Job(1, gate.run, shared))
+    assert gate.begun.acquire(timeout=PATIENCE_S)
+    rest = [Asker(turns, Job(n, gate.run, shared)) for n in (2, 3, 4)]
+    until(lambda: turns.waiting == 3)
+    gate.leave.set()
+    for one in (first, *rest):
+        one.join(PATIENCE_S)
+    assert [one.got for one in (first, *rest)] == [2, 4, 6, 8]
+    assert gate.sizes == [1, 3]
+    assert [one.job.together for one in rest] == [3, 3, 3]
+    assert sum(one.job.mine is not None for one in rest) == 1
+    assert (turns.waiting, turns.running, turns.longest_s()) == (0, 0, 0.0)
+
+
+def test_one_that_fails_among_several_fails_alone() -> None:
+    """The others of its run are answered."""
+    turns, gate, shared = Turns(1, 10), Gate(), pace(most=8, enough=8)
+    first = Asker(turns, Job(1, gate.run, shared))
+    assert gate.begun.acquire(timeout=PATIENCE_S)
+    rest = [Asker(turns, Job(n, gate.run, shared)) for n in (2, -1, 4)]
+    until(lambda: turns.waiting == 3)
+    gate.leave.set()
+    for one in (first, *rest):
+        one.join(PATIENCE_S)
+    assert [first.got, rest[0].got, rest[2].got] == [2, 4, 8]
+    assert isinstance(rest[1].got, InferenceFailed)
+
+
+def test_nobody_runs_for_one_that_has_gone_or_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the queue, and are not in the run that they would have shared."""
+    monkeypatch.setattr(turns_module, "LOOK_UP_S", 0.01)
+    turns, gate, shared = Turns(1, 10), Gate(), pace(most=8, enough=8)
+    first = Asker(turns, Job(1, gate.run, shared))
+    assert gate.begun.acquire(timeout=PATIENCE_S)
+    gone, late = Job(2, gate.run, shared, is_gone=lambda: True), Job(3, gate.run, shared, deadline=0.0)
+    leaving = [Asker(turns, one) for one in (gone, late)]
+    for one in leaving:
+        one.join(PATIENCE_S)
+    staying = Asker(turns, Job(4, gate.run, shared))
+    until(lambda: turns.waiting == 1)
+    gate.leave.set()
+    for one in (first, staying):
+        one.join(PATIENCE_S)
+    assert [type(one.got) for one in leaving] == [LinkError, DeadlineExceeded]
+    assert (first.got, staying.got, gate.sizes) == (2, 8, [1, 1])
+
+
+def test_a_place_is_given_back_whatever_happens_in_it() -> None:
+    """Also when what runs raises something that nobody foresaw."""
+    turns = Turns(1, 0)
+
+    def broken(_: Sequence[int]) -> list[int]:
+        raise ZeroDivisionError
+
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            turns.take(Job(1, broken, Pace()))
+    assert turns.take(job()) == 2
+
+
+def test_load_tells_what_others_make_of_a_request() -> None:
+    """1 for one alone; more for one that waited."""
+    turns, gate, shared = Turns(1, 10), Gate(), Pace()
+    gate.leave.set()
+    for _ in range(3):
+        turns.take(Job(1, gate.run, shared))
+    calm = turns.load
+    gate.leave.clear()
+    first = Asker(turns, Job(1, gate.run, shared))
+    for _ in range(4):
+        assert gate.begun.acquire(timeout=PATIENCE_S)
+    second = Asker(turns, Job(1, gate.run, shared))
+    until(lambda: turns.waiting == 1)
+    gate.leave.set()
+    for one in (first, second):
+        one.join(PATIENCE_S)
+    assert calm >= 1
+    assert turns.load > calm

@@ -1,0 +1,281 @@
+"""Shared memory on the server's side: regions by key, segments by descriptor, and what neither may do."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgesplit import oip
+from edgesplit.channel import Channel
+from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.limits import LIMITS
+from edgesplit.places import Place
+from edgesplit.regions import SEGMENT, Regions
+from edgesplit.segments import Segment
+
+CONTENT = bytes(range(100)) * 10
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    """A connection over a Unix socket, from this user."""
+    here, there = socket.socketpair()
+    with here, there:
+        own = Channel(here)
+        yield own
+        own.close()
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> Iterator[Regions]:
+    """Keys are the files of a folder of the test's own."""
+    (tmp_path / "key").write_bytes(CONTENT)
+    own = Regions(tmp_path)
+    yield own
+    own.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_region_is_read_and_written_in_its_bounds(regions: Regions, channel: Channel, tmp_path: Path) -> None:
+    """From its own offset on; status tells what was registered."""
+    regions.register(channel, "r", "/key", 100, 800)
+    memory = regions.seen_by(channel)
+    assert bytes(memory.read(Place("r", 10, 5), settled=False)) == CONTENT[105:115]
+    memory.write(Place("r", 4, 796), [b"ab", memoryview(b"cd")])
+    assert (tmp_path / "key").read_bytes()[896:900] == b"abcd"
+    assert regions.status(channel, None) == [{"name": "r", "key": "/key", "offset": 100, "byte_size": 800}]
+    assert regions.status(channel, "r") == regions.status(channel, None)
+
+
+@pytest.mark.parametrize(("size", "offset"), [(801, 0), (1, 800), (800, 1), (2**53, 0), (0, 2**53)])
+def test_nothing_beyond_a_region_can_be_named(regions: Regions, channel: Channel, size: int, offset: int) -> None:
+    """Neither by size nor by offset."""
+    regions.register(channel, "r", "key", 100, 800)
+    memory = regions.seen_by(channel)
+    for use in (lambda p: memory.read(p, settled=True), lambda p: memory.write(p, [b"x"]), memory.check):
+        with pytest.raises(UsageError, match="Invalid offset"):
+            use(Place("r", size, offset))
+
+
+@pytest.mark.parametrize("key", ["", "/", "..", "/..", ".", "a/b", "../etc/passwd", "/etc/passwd", "x\0y", "k" * 300])
+def test_a_key_is_a_name_and_never_a_path(regions: Regions, channel: Channel, key: str) -> None:
+    """Whatever it is called: nothing outside the folder of shared memory is opened."""
+    before = descriptors()
+    with pytest.raises(UsageError):
+        regions.register(channel, "r", key, 0, 1)
+    assert descriptors() == before
+
+
+def test_what_is_no_plain_file_is_not_opened(regions: Regions, channel: Channel, tmp_path: Path) -> None:
+    """A link, a pipe that would block, a folder."""
+    (tmp_path / "link").symlink_to(tmp_path / "key")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for key in ("link", "pipe", "folder", "nothing"):
+        with pytest.raises(UsageError, match="Unable to open"):
+            regions.register(channel, "r", key, 0, 1)
+
+
+def test_memory_of_another_user_is_not_opened(regions: Regions, channel: Channel) -> None:
+    """The agent may be allowed to open what the program that asks is not."""
+    channel._user = os.getuid() + 1
+    with pytest.raises(UsageError, match="not this program's user's"):
+        regions.register(channel, "r", "key", 0, 1)
+
+
+def test_each_user_sees_his_own_regions(regions: Regions, channel: Channel) -> None:
+    """Another's are not listed, found, or forgotten by him."""
+    regions.register(channel, "r", "key", 0, 10)
+    here, there = socket.socketpair()
+    with here, there:
+        other = Channel(here)
+        other._user = os.getuid() + 1
+        assert regions.status(other, None) == []
+        regions.unregister(other, None)
+        with pytest.raises(UsageError, match="Unable to find"):
+            regions.seen_by(other).check(Place("r", 1))
+    assert len(regions.status(channel, None)) == 1
+
+
+def test_nobody_known_has_no_shared_memory(regions: Regions) -> None:
+    """Over TLS, or where the kernel does not say who asks."""
+    with pytest.raises(UsageError, match="on this machine"):
+        regions.register(None, "r", "key", 0, 1)
+    with pytest.raises(UsageError, match="on this machine"):
+        regions.seen_by(None).check(Place("r", 1))
+
+
+def test_regions_are_bounded_and_end(regions: Regions, channel: Channel) -> None:
+    """In number for each user; a name serves once; unregistering closes, also what was never there."""
+    before = descriptors()
+    for n in range(LIMITS.shared_regions):
+        regions.register(channel, str(n), "key", 0, 1)
+    with pytest.raises(UsageError, match="unregister some"):
+        regions.register(channel, "more", "key", 0, 1)
+    regions.unregister(channel, "0")
+    with pytest.raises(UsageError, match="already in manager"):
+        regions.register(channel, "1", "key", 0, 1)
+    regions.unregister(channel, "never there")
+    regions.unregister(channel, None)
+    assert descriptors() == before and regions.status(channel, None) == []
+
+
+def test_a_region_that_was_shortened_is_an_error(regions: Regions, channel: Channel, tmp_path: Path) -> None:
+    """Its owner truncates it after it was registered: no signal, no bytes of nowhere, and it is not made longer."""
+    regions.register(channel, "r", "key", 0, 1000)
+    os.truncate(tmp_path / "key", 10)
+    memory = regions.seen_by(channel)
+    with pytest.raises(UsageError, match="10 bytes now"):
+        memory.read(Place("r", 1000), settled=False)
+    with pytest.raises(UsageError, match="10 bytes now"):
+        memory.write(Place("r", 1000), [b"x" * 1000])
+    assert (tmp_path / "key").stat().st_size == 10
+    assert bytes(memory.read(Place("r", 10), settled=False)) == CONTENT[:10]
+
+
+def test_a_region_whose_name_is_taken_away_or_given_anew_stays_what_it_was(
+    regions: Regions, channel: Channel, tmp_path: Path
+) -> None:
+    """As in Triton: what was opened is what counts."""
+    regions.register(channel, "r", "key", 0, 1000)
+    (tmp_path / "key").unlink()
+    (tmp_path / "key").write_bytes(b"another")
+    assert bytes(regions.seen_by(channel).read(Place("r", 1000), settled=False)) == CONTENT
+
+
+def test_a_segment_is_read_in_place_and_floats_only(regions: Regions, channel: Channel) -> None:
+    """Floating-point tensors are views of it; indices are copied, so that nobody changes them after their check."""
+    segment = Segment.made(4096)
+    channel.keep(SEGMENT, Segment.received(os.dup(segment.descriptor)))
+    segment.write(0, [np.arange(4, dtype=np.float32).tobytes(), np.arange(4, dtype=np.int32).tobytes()])
+    tensors = {"x": np.zeros(4, np.float32), "i": np.zeros(4, np.int32)}
+    at = {"x": Place(SEGMENT, 16), "i": Place(SEGMENT, 16, 16)}
+    buffers, length = oip.encode_request(oip.InferRequest(tensors, inputs_at=at, answer_at=Place(SEGMENT, 4064, 32)))
+    assert len(buffers[0]) == sum(map(len, buffers)), "no tensor travels in the body"
+    asked = oip.decode_request(b"".join(buffers), length, regions.seen_by(channel))
+    assert asked.inputs["x"].tolist() == asked.inputs["i"].tolist() == [0, 1, 2, 3]
+    assert asked.answer_at == Place(SEGMENT, 4064, 32)
+    segment.write(0, [b"\xff" * 32])
+    assert np.isnan(asked.inputs["x"]).all() and asked.inputs["i"].tolist() == [0, 1, 2, 3]
+    assert Segment.of(asked.inputs["x"]) is not None and Segment.of(asked.inputs["i"]) is None
+    segment.close()
+
+
+def test_arrays_outlive_their_segment(channel: Channel) -> None:
+    """A worker may still read what a client that has gone had sent."""
+    segment = Segment.made(4096)
+    segment.write(0, [b"\x07" * 8])
+    array = np.frombuffer(segment.memory, np.uint8, 8)
+    channel.keep(SEGMENT, segment)
+    channel.close()
+    del segment
+    assert array.tolist() == [7] * 8
+    assert Segment.of(array) is None
+
+
+@pytest.mark.parametrize("kind", ["unsealed", "read only", "empty", "file", "pipe"])
+def test_only_memory_that_cannot_shrink_is_mapped(kind: str, tmp_path: Path) -> None:
+    """Anything else would let a client kill the server by SIGBUS; the descriptor is closed."""
+    before = descriptors()
+    if kind == "file":
+        (tmp_path / "f").write_bytes(b"x" * 4096)
+        passed = os.open(tmp_path / "f", os.O_RDWR)
+    elif kind == "pipe":
+        passed, other = os.pipe()
+        os.close(other)
+    else:
+        passed = os.memfd_create("t", os.MFD_ALLOW_SEALING)
+        os.ftruncate(passed, 0 if kind == "empty" else 4096)
+        seals = {"unsealed": 0, "read only": fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE, "empty": fcntl.F_SEAL_SHRINK}
+        fcntl.fcntl(passed, fcntl.F_ADD_SEALS, seals[kind])
+    with pytest.raises(UsageError):
+        Segment.received(passed)
+    assert descriptors() == before
+
+
+def test_a_made_segment_cannot_be_shortened() -> None:
+    """Not even by who made it."""
+    segment = Segment.made(8192)
+    with pytest.raises(OSError):
+        os.ftruncate(segment.descriptor, 100)
+    segment.close()
+
+
+def test_no_segment_was_passed(regions: Regions, channel: Channel) -> None:
+    """Naming it is an error, not a crash."""
+    with pytest.raises(UsageError, match="no segment"):
+        regions.seen_by(channel).check(Place(SEGMENT, 1))
+
+
+FP32: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [4]}
+
+
+@pytest.mark.parametrize("parameters", [
+    {"shared_memory_region": 7, "shared_memory_byte_size": 16},
+    {"shared_memory_region": "", "shared_memory_byte_size": 16},
+    {"shared_memory_region": "r"},
+    {"shared_memory_region": "r", "shared_memory_byte_size": -16},
+    {"shared_memory_region": "r", "shared_memory_byte_size": 16.5},
+    {"shared_memory_region": "r", "shared_memory_byte_size": True},
+    {"shared_memory_region": "r", "shared_memory_byte_size": 16, "shared_memory_offset": -1},
+    {"shared_memory_region": "r", "shared_memory_byte_size": 16, "shared_memory_offset": 2**63},
+    {"shared_memory_region": "r", "shared_memory_byte_size": 12},
+    {"shared_memory_region": "r", "shared_memory_byte_size": 16, "binary_data_size": 16},
+])  # fmt: skip
+def test_a_place_that_is_none_is_malformed(regions: Regions, channel: Channel, parameters: dict[str, object]) -> None:
+    """Not a name, not a size, not the shape's size, or given twice."""
+    import json
+
+    regions.register(channel, "r", "key", 0, 1000)
+    body = json.dumps({"inputs": [{**FP32, "parameters": parameters}]}).encode()
+    with pytest.raises(MalformedMessage):
+        oip.decode_request(body, None, regions.seen_by(channel))
+
+
+def test_shared_memory_that_is_not_served_is_said(channel: Channel) -> None:
+    """By a server that has none."""
+    import json
+
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    body = json.dumps({"inputs": [{**FP32, "parameters": place}]}).encode()
+    with pytest.raises(MalformedMessage, match="not served here"):
+        oip.decode_request(body, None)
+
+
+def test_one_request_cannot_ask_for_more_memory_than_a_body_may_have(
+    regions: Regions, channel: Channel, tmp_path: Path
+) -> None:
+    """A large region that is named by many inputs would be copied for each."""
+    import json
+
+    size = LIMITS.http_body_bytes // 2 + 4096
+    with (tmp_path / "key").open("r+b") as file:
+        file.truncate(size)
+    regions.register(channel, "r", "key", 0, size)
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": size}
+    entries = [{"name": n, "datatype": "INT8", "shape": [size], "parameters": place} for n in "ab"]
+    with pytest.raises(MalformedMessage, match="more than"):
+        oip.decode_request(json.dumps({"inputs": entries}).encode(), None, regions.seen_by(channel))
+
+
+def test_outputs_go_to_their_place_or_say_that_it_is_too_small(regions: Regions, channel: Channel) -> None:
+    """The entry tells region, offset and the size that was used."""
+    regions.register(channel, "r", "key", 0, 1000)
+    memory = regions.seen_by(channel)
+    answer = oip.InferResponse("m", {"y": np.arange(4, dtype=np.float32)})
+    buffers, length = oip.encode_response(answer, at={"y": Place("r", 100, 8)}, memory=memory)
+    assert length is None
+    said = oip.decode_response(b"".join(buffers), None, memory)
+    assert said.outputs["y"].tolist() == [0, 1, 2, 3]
+    assert bytes(memory.read(Place("r", 16, 8), settled=True)) == answer.outputs["y"].tobytes()
+    with pytest.raises(UsageError, match="takes 16 bytes of shared memory, and 15"):
+        oip.encode_response(answer, at={"y": Place("r", 15)}, memory=memory)

@@ -1,0 +1,97 @@
+"""An HTTP response read from bytes: whole, in any pieces, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgesplit.errors import LinkError, MalformedMessage
+from edgesplit.limits import LIMITS
+from edgesplit.reply import Incoming, Reply
+
+FIXED = b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 5\r\na: 2\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\n\r\nhello"
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + FIXED
+EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
+
+
+def read(raw: bytes, size: int = 1 << 20, *, end: bool = False) -> tuple[Reply | None, Incoming]:
+    """What comes of these bytes, `size` at a time."""
+    incoming, reply = Incoming(), None
+    while raw and reply is None:
+        buffer = incoming.buffer()
+        count = min(size, len(buffer), len(raw))
+        buffer[:count] = raw[:count]
+        raw = raw[count:]
+        reply = incoming.received(count)
+    if reply is None and end:
+        reply = incoming.received(0)
+    return reply, incoming
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
+@pytest.mark.parametrize("raw", [FIXED, CHUNKED, UNTIL_CLOSE, INTERIM], ids=["fixed", "chunked", "until close", "1xx"])
+def test_a_response_is_the_same_in_whatever_pieces_it_comes(raw: bytes, size: int) -> None:
+    """Byte by byte or at once."""
+    reply, incoming = read(raw, size, end=raw is UNTIL_CLOSE)
+    assert reply is not None and bytes(reply.body) == b"hello" and reply.status == 200
+    assert incoming.keep is (raw is not UNTIL_CLOSE)
+
+
+def test_headers_are_lower_case_and_joined() -> None:
+    """One that is there twice has both values."""
+    reply, _ = read(FIXED)
+    assert reply is not None and reply.headers["a"] == "1, 2"
+
+
+def test_a_response_without_a_body_is_whole_at_its_head() -> None:
+    """204, and a length of zero."""
+    for raw in (EMPTY, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
+        reply, incoming = read(raw)
+        assert reply is not None and not len(reply.body) and incoming.keep
+
+
+@pytest.mark.parametrize("raw", [FIXED, CHUNKED, EMPTY])
+def test_what_follows_a_response_spoils_the_connection(raw: bytes) -> None:
+    """The reply counts; the bytes behind it are nobody's, so nothing else may be read from there."""
+    reply, incoming = read(raw + FIXED)
+    assert reply is not None and bytes(reply.body) in (b"hello", b"")
+    assert not incoming.keep
+    assert reply.headers.get("a") == ("1, 2" if raw is FIXED else None)
+
+
+@pytest.mark.parametrize("raw", [FIXED, CHUNKED, INTERIM])
+def test_every_prefix_of_a_response_is_none(raw: bytes) -> None:
+    """Cut at any byte: the connection was lost, nothing was answered."""
+    for cut in range(len(raw)):
+        reply, incoming = read(raw[:cut])
+        assert reply is None
+        with pytest.raises(LinkError):
+            incoming.received(0)
+
+
+@pytest.mark.parametrize("raw", [
+    b"SSH-2.0-OpenSSH\r\n", b"\x00\xff" * 50, b"HTTP/3 200 OK\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000,
+    b"HTTP/1.1 101 Switching\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
+    f"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{LIMITS.http_body_bytes + 1:x}\r\n".encode() + b"z" * 10,
+])  # fmt: skip
+def test_what_is_no_response_is_refused(raw: bytes) -> None:
+    """As soon as it is seen, or at the connection's end; never an answer."""
+    with pytest.raises((MalformedMessage, LinkError)):
+        read(raw, end=True)
+
+
+def test_an_endless_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that tells no length."""
+    from dataclasses import replace
+
+    from edgesplit import reply
+
+    monkeypatch.setattr(reply, "LIMITS", replace(LIMITS, http_body_bytes=100))
+    with pytest.raises(MalformedMessage):
+        read(UNTIL_CLOSE + b"x" * 200)

@@ -1,0 +1,259 @@
+"""Metrics: counted right, summed right, bounded whatever comes, shown as Prometheus reads them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.seen import families, reference
+from edgesplit.seen.exposition import metrics_response, rendered
+from edgesplit.seen.families import FAMILIES, Family
+from edgesplit.seen.histogram import SECONDS, Histogram, quantile
+from edgesplit.seen.ledger import OTHER, Ledger, Series, gauge, packed, summed, unpacked
+from edgesplit.seen.listener import metrics_server, parse_address
+from edgesplit.seen.timeline import LONGEST_S, SERVER_PHASES, Timeline, read_server_timing, server_timing
+from edgesplit_offload.board import Board, posted
+from seen_world import asked, samples, value
+
+REPOSITORY = Path(__file__).parents[2]
+NOT_IN_A_LABEL = {"id", "request_id", "trace_id", "address", "peer", "path", "release"}
+times = st.floats(0, 100)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_metric_is_named_as_prometheus_asks(family: Family) -> None:
+    """Its unit in its name, `_total` on counters only, no label that a request could fill."""
+    assert re.fullmatch("edgesplit_(agent|offload|controller)_[a-z_]+", family.name)
+    assert family.name.endswith("_total") == (family.kind == "counter")
+    assert "milli" not in family.name and not NOT_IN_A_LABEL & set(family.labels)
+    if family.kind == "histogram" and family.bounds is SECONDS:
+        assert family.name.endswith("_seconds")
+
+
+def test_the_page_of_metrics_is_the_codes() -> None:
+    """docs/metrics.md lists what there is: make it anew by `python -m edgesplit.seen.reference > docs/metrics.md`."""
+    assert (REPOSITORY / "docs/metrics.md").read_text(encoding="utf-8") == reference.page()
+
+
+@given(st.lists(times))
+def test_a_histogram_counts_as_prometheus_does(values: list[float]) -> None:
+    """`le` is inclusive; the sum and the count are those of the values."""
+    histogram = Histogram()
+    for one in values:
+        histogram.observe(one)
+    for place, bound in enumerate(SECONDS):
+        assert sum(histogram.counts[: place + 1]) == sum(one <= bound for one in values)
+    assert histogram.count == len(values) and histogram.total == pytest.approx(sum(values))
+
+
+@given(st.lists(st.floats(1e-5, 9.9), min_size=1), st.floats(0.01, 1.0))
+def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], part: float) -> None:
+    """An estimate of what buckets know."""
+    histogram = Histogram()
+    for one in values:
+        histogram.observe(one)
+    ranked = sorted(values)
+    true = ranked[max(0, min(len(ranked) - 1, -int(-part * len(ranked) // 1) - 1))]
+    low = max((bound for bound in SECONDS if bound < true), default=0.0)
+    high = min(bound for bound in SECONDS if bound >= true)
+    assert low - 1e-12 <= histogram.quantile(part) <= high + 1e-12
+
+
+def test_quantiles_of_nothing_and_of_the_endless() -> None:
+    """Nothing is 0; what lies beyond the last bound is told as that bound."""
+    assert quantile(SECONDS, (), 0.5) == 0.0
+    assert quantile(SECONDS, ((len(SECONDS), 3),), 0.5) == SECONDS[-1]
+
+
+def test_what_many_threads_count_is_counted() -> None:
+    """Nothing is lost, and the page that Prometheus' parser reads has it."""
+    ledger = Ledger()
+
+    def work() -> None:
+        for _ in range(500):
+            ledger.record(
+                (
+                    (families.OFFLOAD_REQUESTS, ("m@1", "cut-1", "answered"), 1.0),
+                    (families.OFFLOAD_REQUEST_S, ("m@1", "cut-1"), 0.004),
+                )
+            )
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = samples(rendered(ledger.series(), {"emulated": "true"}))
+    labels = {"model": "m@1", "row": "cut-1", "emulated": "true"}
+    assert value(found, "edgesplit_offload_requests_total", **labels, outcome="answered") == 2000
+    assert value(found, "edgesplit_offload_request_seconds_count", **labels) == 2000
+    assert value(found, "edgesplit_offload_request_seconds_sum", **labels) == pytest.approx(8.0)
+    assert value(found, "edgesplit_offload_request_seconds_bucket", **labels, le="0.002") == 0
+    assert value(found, "edgesplit_offload_request_seconds_bucket", **labels, le="0.005") == 2000
+    assert value(found, "edgesplit_offload_request_seconds_bucket", **labels, le="+Inf") == 2000
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=20))
+def test_whatever_a_label_holds_the_page_can_be_read(names: list[str]) -> None:
+    """Quotes, line breaks, braces and other alphabets come back as they went in."""
+    ledger = Ledger()
+    for name in names:
+        ledger.count(families.AGENT_UP_BYTES, name, by=1.0)
+    found = samples(rendered(ledger.series()))
+    for name in set(names):
+        assert value(found, "edgesplit_agent_up_bytes_total", model=name) == names.count(name)
+
+
+def test_series_are_bounded_whatever_names_come() -> None:
+    """Beyond the bound they are counted together, and none is lost."""
+    ledger = Ledger(most_series=10)
+    for number in range(1000):
+        ledger.count(families.AGENT_REQUESTS, f"model-{number}@1", "local", "answered")
+        ledger.observe(families.AGENT_REQUEST_S, f"model-{number}@1", "local", value=0.1)
+    series = ledger.series()
+    assert len(series) == 2 * 11
+    others = {one.family: one for one in series if OTHER in one.labels}
+    assert others["edgesplit_agent_requests_total"].value == 990
+    assert sum(others["edgesplit_agent_request_seconds"].counts) == 990
+
+
+def test_processes_are_summed_by_the_kind_of_what_they_count() -> None:
+    """Counters and histograms add up; of loads the highest counts."""
+    one, other = Ledger(), Ledger()
+    for ledger, count in ((one, 3), (other, 4)):
+        for _ in range(count):
+            ledger.count(families.OFFLOAD_SENT, "m@1", by=10)
+            ledger.observe(families.OFFLOAD_BATCH, "m@1", value=2)
+    load, running = families.OFFLOAD_LOAD, families.OFFLOAD_RUNNING
+    processes = [
+        [*one.series(), gauge(load, 1.5), gauge(running, 1)],
+        [*other.series(), gauge(load, 1.2), gauge(running, 2)],
+    ]
+    found = samples(rendered(summed([unpacked(packed(process)) for process in processes])))
+    assert value(found, "edgesplit_offload_sent_bytes_total", model="m@1") == 70
+    assert value(found, "edgesplit_offload_batch_size_count", model="m@1") == 7
+    assert value(found, "edgesplit_offload_load_factor") == 1.5
+    assert value(found, "edgesplit_offload_running") == 3
+
+
+def test_a_process_that_died_has_counted_and_its_successor_goes_on(tmp_path: Path) -> None:
+    """The sum never falls while the server lives; the gauges of the dead one go after a while."""
+    first, second, again = Ledger(), Ledger(), Ledger()
+    first.count(families.OFFLOAD_SENT, "m@1", by=5)
+    second.count(families.OFFLOAD_SENT, "m@1", by=1)
+    first.observe(families.OFFLOAD_BATCH, "m@1", value=4)
+    boards = [
+        Board(tmp_path, place, ledger, lambda ledger=ledger: [*ledger.series(), gauge(families.OFFLOAD_RUNNING, 1)])
+        for place, ledger in enumerate((first, second))
+    ]
+    for board in boards:
+        board.post()
+    assert value(samples(rendered(posted(tmp_path))), "edgesplit_offload_running") == 2
+
+    successor = Board(tmp_path, 0, again, lambda: again.series())
+    successor.start()
+    again.count(families.OFFLOAD_SENT, "m@1", by=2)
+    successor.stop()
+    found = samples(rendered(posted(tmp_path)))
+    assert value(found, "edgesplit_offload_sent_bytes_total", model="m@1") == 8
+    assert value(found, "edgesplit_offload_batch_size_sum", model="m@1") == 4
+    assert value(found, "edgesplit_offload_running") == 1
+    assert value(samples(rendered(posted(tmp_path, lambda: 1e12))), "edgesplit_offload_running") == 0
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw + b"x", lambda raw: b"\xff" * 9]
+)
+def test_half_a_post_is_passed_over(tmp_path: Path, spoil: object) -> None:
+    """What cannot be read is said, and the others' counts are shown."""
+    ledger = Ledger()
+    ledger.count(families.OFFLOAD_SENT, "m@1", by=5)
+    (tmp_path / "0.counts").write_bytes(spoil(packed(ledger.series())))  # type: ignore[operator]
+    (tmp_path / "1.counts").write_bytes(packed(ledger.series()))
+    assert value(samples(rendered(posted(tmp_path))), "edgesplit_offload_sent_bytes_total", model="m@1") == 5
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        Series("edgesplit_unknown", (), 1.0),
+        Series("edgesplit_offload_sent_bytes_total", (), 1.0),
+        Series("edgesplit_offload_batch_size", ("m",), 1.0, (1, 2)),
+        Series("edgesplit_offload_sent_bytes_total", ("m",), 1.0, (1,)),
+    ],
+)
+def test_what_another_version_counted_is_refused(series: Series) -> None:
+    """An update may meet the files of the one before."""
+    with pytest.raises(MalformedMessage):
+        unpacked(packed([series]))
+
+
+@given(st.dictionaries(st.sampled_from(SERVER_PHASES), times))
+def test_a_server_tells_its_phases_in_a_header(seconds: dict[str, float]) -> None:
+    """To a microsecond."""
+    read = read_server_timing(server_timing(seconds))
+    assert read.keys() == seconds.keys()
+    assert all(read[name] == pytest.approx(seconds[name], abs=1e-6) for name in seconds)
+
+
+@given(st.text())
+def test_a_strange_header_tells_nothing(value: str) -> None:
+    """Only known phases, and sane numbers, whatever a server or a proxy wrote there."""
+    for name, seconds in read_server_timing(value).items():
+        assert name in SERVER_PHASES and 0 <= seconds <= LONGEST_S
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["run;dur=-1", "run;dur=nan", "run;dur=1e9", "cdn;dur=5", "run;dur=99999999999", "run;dur=1" * 200, 'run;desc="x"'],
+)
+def test_a_hostile_header_tells_nothing(value: str) -> None:
+    """No phase is taken from it."""
+    assert read_server_timing(value) == {}
+
+
+def test_a_phase_that_fails_took_its_time_too() -> None:
+    """And times that a clock gave in the wrong order are none."""
+    timeline = Timeline()
+    with pytest.raises(ZeroDivisionError), timeline.phase("run"):
+        raise ZeroDivisionError
+    timeline.add("queue", 2.0, 1.0)
+    assert timeline.seconds().keys() == {"run", "queue"} and timeline.total("queue") == 0.0
+
+
+def test_the_port_for_prometheus_has_that_page_and_nothing_else() -> None:
+    """No model can be asked there, and nothing changed."""
+    ledger = Ledger()
+    ledger.count(families.OFFLOAD_SENT, "m@1", by=5)
+    server = metrics_server(("127.0.0.1", 0), lambda: metrics_response(ledger.series()))
+    server.start()
+    try:
+        got = {
+            (method, path): asked(server.port, path, method)
+            for method, path in (("GET", "/metrics"), ("POST", "/metrics"), ("GET", "/v2"), ("GET", "/"))
+        }
+    finally:
+        server.stop()
+    assert {key: status for key, (status, _) in got.items()} == {
+        ("GET", "/metrics"): 200, ("POST", "/metrics"): 405, ("GET", "/v2"): 404, ("GET", "/"): 404,
+    }  # fmt: skip
+    assert value(samples(got["GET", "/metrics"][1]), "edgesplit_offload_sent_bytes_total", model="m@1") == 5
+
+
+@pytest.mark.parametrize("text", ["", "9400", ":9400", "host:", "host:x", "host:65536", "host:-1", "h:1:é"])
+def test_an_address_that_is_none_is_said(text: str) -> None:
+    """Before anything listens."""
+    with pytest.raises(UsageError, match=r"as in 127\.0\.0\.1:9400"):
+        parse_address(text)
+
+
+def test_addresses_for_metrics() -> None:
+    """Brackets around IPv6."""
+    assert parse_address("0.0.0.0:9400") == ("0.0.0.0", 9400)
+    assert parse_address("[::1]:0") == ("::1", 0)

@@ -1,0 +1,130 @@
+"""W3C trace context: what is believed, what is passed on, and whose log line says what."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit.seen import logs, trace
+from edgesplit.seen.trace import TraceContext
+
+ID, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+GOOD = f"00-{ID}-{SPAN}-01"
+
+
+@pytest.mark.parametrize(
+    ("header", "sampled"),
+    [
+        (GOOD, True),
+        (f"00-{ID}-{SPAN}-00", False),
+        (f"00-{ID}-{SPAN}-03", True),
+        (f"cc-{ID}-{SPAN}-01", True),
+        (f"cc-{ID}-{SPAN}-01-what-the-future-will-be-like", True),
+    ],
+)
+def test_a_context_that_the_recommendation_allows_is_read(header: str, sampled: bool) -> None:
+    """Also one of a later version, of which only what this version knows is read (section 3.2.4)."""
+    assert trace.parse(header) == TraceContext(ID, SPAN, sampled)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        GOOD.upper(),
+        f" {GOOD}",
+        f"{GOOD} ",
+        f"{GOOD}\n",
+        f"{GOOD}-more",
+        f"{GOOD}, {GOOD}",
+        f"ff-{ID}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{ID}-{'0' * 16}-01",
+        f"00-{ID[:-1]}-{SPAN}-01",
+        f"00-{ID}-{SPAN}-1",
+        f"cc-{ID}-{SPAN}-01.{'x' * 10}",
+        f"cc-{ID}-{SPAN}-01-{'x' * 4000}",
+        f"00-{ID[:-1]}\u0665-{SPAN}-01",
+        "00-" + "g" * 32 + f"-{SPAN}-01",
+    ],
+)
+def test_anything_else_is_as_if_it_were_not_there(header: str) -> None:
+    """Nothing of it is passed on."""
+    assert trace.parse(header) is None
+    assert trace.given({"traceparent": header}) is None
+
+
+@given(st.one_of(st.text(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{30,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.{0,3}")), st.text())
+def test_no_header_gets_through_but_as_a_correct_one(header: str, state: str) -> None:
+    """Whatever came, what is sent on is short, printable and parses to the same."""
+    context = trace.parse(header, state)
+    if context is None:
+        return
+    sent = context.headers()
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[01]", sent["traceparent"])
+    assert re.fullmatch(r"[\x20-\x7e]{0,512}", sent.get("tracestate", ""))
+    assert trace.parse(sent["traceparent"], sent.get("tracestate", "")) == context
+
+
+def test_the_vendors_state_is_passed_on_unless_it_is_too_long() -> None:
+    """The trace goes on without a state that nobody could forward."""
+    assert trace.parse(GOOD, "vendor=1,other=t61rcWkgMzE") == TraceContext(ID, SPAN, True, "vendor=1,other=t61rcWkgMzE")
+    assert trace.parse(GOOD, "a=" + "x" * 600) == TraceContext(ID, SPAN, True)
+    assert trace.parse(GOOD, "a=1\r\nhost: evil") == TraceContext(ID, SPAN, True)
+
+
+def test_what_a_thread_sends_is_the_child_of_the_request_it_works_for() -> None:
+    """Of no other thread's, and of none when it is done."""
+    context = TraceContext(ID, SPAN, True)
+    elsewhere: list[dict[str, str]] = []
+    with trace.working_for(context, "r1"):
+        assert trace.outgoing() == {"traceparent": GOOD} and trace.current().request_id == "r1"
+        thread = threading.Thread(target=lambda: elsewhere.append(trace.outgoing()))
+        thread.start()
+        thread.join()
+    assert trace.outgoing() == {} and elsewhere == [{}]
+
+
+@pytest.fixture
+def written() -> tuple[logging.Logger, io.StringIO, logging.Handler]:
+    """A logger of its own, so that the test run's own logging stays as it is."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = logging.Logger("edgesplit.test")
+    logger.addHandler(handler)
+    return logger, stream, handler
+
+
+def test_a_json_line_names_trace_and_request(written: tuple[logging.Logger, io.StringIO, logging.Handler]) -> None:
+    """One object a line, also with an exception and a message of several lines in it."""
+    logger, stream, handler = written
+    logs.equip(handler, "json")
+    with trace.working_for(TraceContext(ID, SPAN, True), "frame-7"):
+        logger.warning("two\nlines %s", '"')
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logger.exception("outside")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["message"], first["trace_id"], first["request_id"]) == ('two\nlines "', ID, "frame-7")
+    assert first["level"] == "warning" and first["at"].endswith("+00:00")
+    assert "trace_id" not in second and "ValueError: no" in second["exception"]
+
+
+def test_a_text_line_names_them_too_and_no_id_writes_lines_of_its_own(
+    written: tuple[logging.Logger, io.StringIO, logging.Handler],
+) -> None:
+    """A request's id is its client's."""
+    logger, stream, handler = written
+    logs.equip(handler, "text")
+    with trace.working_for(TraceContext(ID, SPAN, True), "x]\nFAKE line" + "y" * 500):
+        logger.warning("hello")
+    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().endswith(f"hello [request=x??FAKE?line{'y' * 68} trace={ID}]\n")
