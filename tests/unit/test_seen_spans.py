@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,23 @@ def test_nothing_of_opentelemetry_or_prometheus_is_imported_where_nobody_asked()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_collector_that_hangs_holds_up_nobodys_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers: stopping goes on without it, while it still waits."""
+    let_go, waits = threading.Event(), threading.Event()
+
+    class Hanging(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            waits.set()
+            let_go.wait(60)
+
+    monkeypatch.setattr(spans, "LAST_SPANS_S", 0.01)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(Hanging()))
+    OtelTracer(provider).stop()
+    assert waits.wait(20) and not let_go.is_set()
+    let_go.set()
 
 
 def test_spans_of_what_is_not_there_are_nothing() -> None:
