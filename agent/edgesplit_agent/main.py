@@ -149,6 +149,10 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics", type=_metrics, metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
     )  # fmt: skip
+    run.add_argument(
+        "--gateway-metrics", type=_metrics_text, default="", metavar="ADDRESS:PORT",
+        help="the same for the server of a gateway",
+    )  # fmt: skip
     run.add_argument("--log-level", default="info", choices=logs.LEVELS)
     run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
     run.set_defaults(command=_run)
@@ -211,6 +215,11 @@ def _size(text: str) -> int:
         return parse_size(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _metrics_text(text: str) -> str:
+    _metrics(text)
+    return text
 
 
 def _metrics(text: str) -> tuple[str, int]:
@@ -279,7 +288,7 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
-                metrics=options.metrics,
+                metrics=options.metrics, gateway_metrics=options.gateway_metrics, log_format=options.log_format,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
                 gateway=options.gateway,
