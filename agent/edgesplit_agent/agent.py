@@ -27,7 +27,7 @@ from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.setup import Optimise, Setup
-from edgesplit.seen import spans
+from edgesplit.seen import logs, spans
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
@@ -115,6 +115,9 @@ class AgentSettings:
     """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
     link_trace: UplinkTrace | None = None
     """The emulated link's uplink follows it."""
+    gateway_metrics: str = ""
+    """ADDRESS:PORT of the same for a gateway's server; empty: nowhere."""
+    log_format: logs.Format = "text"
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -420,7 +423,9 @@ class Agent:
         if self._remote is None:
             raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
         onward = Onward(self._remote.url, self._via)
-        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward)
+        watched = self._settings.gateway_metrics
+        more = ["--log-format", self._settings.log_format, *(["--metrics", watched] if watched else [])]
+        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward, more)
 
     def _serves(self) -> dict[str, str] | None:
         """Of a gateway: where it listens, and why devices cannot offload there, if they cannot."""

@@ -194,6 +194,10 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics", type=_metrics, metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
     )  # fmt: skip
+    run.add_argument(
+        "--gateway-metrics", type=_metrics_text, default="", metavar="ADDRESS:PORT",
+        help="the same for the server of a gateway",
+    )  # fmt: skip
     run.add_argument("--log-level", default="info", choices=logs.LEVELS)
     run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
     run.set_defaults(command=_run)
@@ -263,6 +267,11 @@ def _providers(text: str) -> tuple[str, ...]:
         return check_names(tuple(one.strip() for one in text.split(",") if one.strip()))
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _metrics_text(text: str) -> str:
+    _metrics(text)
+    return text
 
 
 def _metrics(text: str) -> tuple[str, int]:
@@ -357,7 +366,7 @@ def _run(options: argparse.Namespace) -> int:
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
                 foreign=_foreign(options),
-                metrics=options.metrics,
+                metrics=options.metrics, gateway_metrics=options.gateway_metrics, log_format=options.log_format,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_trace(options),
