@@ -34,6 +34,9 @@ from edgesplit_agent.request import Answer, Expected, Request
 
 log = logging.getLogger(__name__)
 
+SLOW = 2.0
+"""A cloud given up after so many times what it should take was slow; one that a quick device overtook was not."""
+
 
 class Finishing:
     """Thread-safe; one for all requests and all clouds."""
@@ -119,6 +122,7 @@ class Finishing:
         release, row = race.request.release, race.expected.row
         handshake_s = 0.0 if cloud.is_warm else 3 * now.link.rtt_s
         predicted_s = race.expected.remote_s + handshake_s
+        race.slow_s = SLOW * predicted_s
         race.doubt_at = race.began + max(LEAST_S, 3 * predicted_s)
         race.overdue_at = race.began + max(OVERDUE_S, 3 * predicted_s)
         if race.tail is None:
@@ -252,9 +256,10 @@ class Finishing:
         return finished(race.request, race.expected, arrival.live, race)
 
     def _give_up(self, race: Race, cloud: Cloud) -> None:
-        """Nobody waits for the cloud's answer any more: close its connection, and remember that it was slow."""
+        """Nobody waits for the cloud's answer any more: close its connection, and remember it if it was slow."""
         race.call.drop()
-        cloud.gave_up(race.encoded.asked.up_bytes, race.waited_s)
+        if race.waited_s >= race.slow_s:
+            cloud.gave_up(race.encoded.asked.up_bytes, race.waited_s)
 
     def _out_of_time(self, race: Race, cloud: Cloud) -> EdgeError:
         if race.failure is None:

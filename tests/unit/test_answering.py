@@ -161,6 +161,17 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
 
 
+def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both begin at once and the device wins each time: nothing is held against the cloud."""
+    monkeypatch.setattr("edgesplit_agent.finishing.SLOW", 1e9)  # however slow this machine is
+    with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
+        cloud.script = cloud.hold
+        for _ in range(5):
+            assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.hedged
+        assert (engine.breaker.state, engine.breaker.failures) == ("closed", 0)
+        assert engine.hedging["device_won"] == 5
+
+
 @pytest.mark.parametrize("by_request", [True, False])
 def test_always_begins_at_once(by_request: bool) -> None:
     """Cloud and tail beside each other from the start, budget or not; the request's word goes before the agent's."""
