@@ -43,10 +43,11 @@ class Tiers:
         claim, reached = cloud.folder / "gw.claim.json", f"127.0.0.1:{self.port}"
         claimed = ("gw", "--profile", "jetson-nano", "--link", "lte", "--gateway", reached, "--out", str(claim))
         cloud.edgectl("device", "claim", *claimed)
-        self.gateway = Agent(cloud, "gw", claim, "--gateway", reached, "--offload", f"127.0.0.1:{self.uplink.port}")
+        options = ("--gateway", reached, "--offload", f"127.0.0.1:{self.uplink.port}")
+        self.gateway = Agent(cloud, "gw", claim, *options)
         cloud.agents.append(self.gateway)
         self.gateway.start()
-        self.device = cloud.agent("cam")
+        self.device = cloud.agent("cam", "raspberrypi4", "--mode", "exact")
         self._deployed: tuple[tuple[str, ...], dict[str, Any]] = ((), {})
         self._led = "none"
 
