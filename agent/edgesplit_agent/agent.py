@@ -17,7 +17,7 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Response, Server
-from edgesplit.links import host_and_port
+from edgesplit.links import host_and_port, parse_link
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
@@ -32,6 +32,7 @@ from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
 from edgesplit.seen.listener import metrics_server
+from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
@@ -41,10 +42,13 @@ from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.foreign import ForeignServers, Trust
 from edgesplit_agent.gateway import GatewayServer, Onward
-from edgesplit_agent.hedging import PART
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
+from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.renewal import Renewing, certificate_in_use
+from edgesplit_agent.sensors import ROOT as SYSFS
+from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
 from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+NO_POWER = "the plan has no power figures: power budget and battery policy do not count for it (deploy the model again)"
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    foreign: Trust = field(default_factory=Trust)
+    """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
@@ -101,6 +108,12 @@ class AgentSettings:
     gateway_metrics: str = ""
     """ADDRESS:PORT of the same for a gateway's server; empty: nowhere."""
     log_format: logs.Format = "text"
+    power: PowerWishes = field(default_factory=PowerWishes)
+    """What the operator wants of battery and power."""
+    sensors_root: Path | None = None
+    """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
+    link_trace: UplinkTrace | None = None
+    """The emulated link's uplink follows it."""
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -110,7 +123,7 @@ class AgentSettings:
     worker_memory_bytes: int = 0
     """That one worker may take; 0: half of the machine's."""
     hedge: Hedge = "auto"
-    hedge_budget: float = PART
+    hedge_budget: float | None = None
     """See `hedging`."""
 
 
@@ -130,12 +143,18 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
+        self._foreign = ForeignServers(settings.foreign, parse_link(settings.link) if settings.link else None)
         self._way = Way(
             self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
         )  # until the first statement is believed, to the cloud
+        self._power = PowerWatch(
+            settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
+        )
         self._engine = Engine(
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+            remote_of=self._foreign.of,
         )  # fmt: skip
         self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
@@ -144,8 +163,9 @@ class Agent:
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
-            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
             lead=self._way.lead,
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
+            endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
@@ -155,6 +175,7 @@ class Agent:
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
+        self._power.start()
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._local_server = self._listen_locally()
@@ -201,6 +222,8 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
+        self._power.stop()
+        self._foreign.stop()
         for release in self._engine.serving.values():
             release.host.close()
         self._way.stop()
@@ -235,6 +258,7 @@ class Agent:
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
+            "power": self._power.status(),
             "breaker": self._engine.breaker.state,
             "gateway": self._way.gateway,
             "serves": self._serves(),
@@ -292,11 +316,17 @@ class Agent:
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
+            "why": self._engine.why(model) or self._unpowered(release.plan),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
             "phases": self._metrics.split(release.manifest.model),
         }
+
+    def _unpowered(self, plan: Plan) -> str:
+        """What to tell an operator who asked for what this plan cannot be judged by."""
+        asked = self._settings.power.watts is not None or self._power.stance.mode != "performance"
+        return NO_POWER if asked and plan.power is None else ""
 
     def _own_part(self, release: str, error: Exception | None) -> None:
         self._updater.ran(release, error)
@@ -318,7 +348,7 @@ class Agent:
         if not take:
             return None, worth
         windows = self._windows.take(self._engine.serving, now)
-        return telemetry(session, sequence, self._settings.emulate, now, windows), worth
+        return telemetry(session, sequence, self._settings.emulate, now, windows, self._power.seen()), worth
 
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""
@@ -347,13 +377,14 @@ class Agent:
             return None
         if not self._settings.link:
             return Remote(url, tls)
-        from edgesplit.links import parse_link
         from edgesplit.testing.link import ShapedLink
 
         parts = urlsplit(url if "://" in url else f"https://{url}")
         host, port = host_and_port(parts.netloc, "offload server")
         self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
         self._shaped.start()
+        if self._settings.link_trace is not None:
+            self._shaped.follow(self._settings.link_trace)
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=self._via)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from edgesplit import messages, plan
 from edgesplit.limits import LIMITS
-from edgesplit.messages import PhaseSeconds, Telemetry, Window
+from edgesplit.messages import PhaseSeconds, PowerSeen, Telemetry, Window
 from edgesplit.plan import Conditions
 from edgesplit.report import PHASES, Report, phases
 from edgesplit.seen.histogram import Histogram
@@ -34,6 +34,9 @@ class Tally:
     device_s: float = 0.0
     link_s: float = 0.0
     remote_s: float = 0.0
+    joules: float = 0.0
+    weighed: int = 0
+    joules_basis: str = ""
     latencies_s: list[float] = field(default_factory=list)
     phases: dict[str, Histogram] = field(default_factory=dict)
 
@@ -48,6 +51,10 @@ class Tally:
         self.device_s += report.device_s
         self.link_s += report.link_s
         self.remote_s += report.remote_s
+        if report.joules_basis:
+            self.joules += report.joules
+            self.weighed += 1
+            self.joules_basis = report.joules_basis
         if len(self.latencies_s) < KEPT:
             self.latencies_s.append(report.latency_s)
         for name, seconds in split.items():
@@ -113,6 +120,8 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
             for name in PHASES
             if name in tally.phases
         ),
+        joules=tally.joules / max(1, tally.weighed),
+        joules_basis=tally.joules_basis,
     )
 
 
@@ -122,7 +131,14 @@ def quantile(values: list[float], part: float) -> float:
     return ranked[min(len(ranked) - 1, int(part * len(ranked)))] if ranked else 0.0
 
 
-def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, windows: tuple[Window, ...]) -> Telemetry:
+def telemetry(
+    session: int,
+    sequence: int,
+    emulated: bool,
+    now: Conditions,
+    windows: tuple[Window, ...],
+    power: PowerSeen | None = None,
+) -> Telemetry:
     """The whole message, no longer than a controller reads."""
     whole = Telemetry(
         session=session,
@@ -132,6 +148,7 @@ def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, wind
         rtt_s=now.link.rtt_s,
         remote_ok=now.remote_ok,
         models=windows,
+        power=power,
     )
     return fitting(whole)
 

@@ -223,6 +223,7 @@ class Work:
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Get the chunks that are not here, if there is room for them and now is the time."""
+        self._hours.check_power(release in self._urgent)
         manifest = self._paper(release).manifest
         layout = Layout.of(release, manifest, self._slices(release, manifest))
         assembly = self._store.assembly(layout)
@@ -237,7 +238,7 @@ class Work:
         log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
 
         def stop() -> bool:
-            return superseded() or not (urgent or self._hours.open)
+            return superseded() or self._hours.held(urgent)
 
         self._net.chunks.fetch(release, missing, tuple(manifest.chunk_list()), assembly.put_all, stop)
         if not superseded():
