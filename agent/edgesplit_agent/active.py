@@ -19,6 +19,7 @@ import numpy as np
 from edgesplit import codecs, oip
 from edgesplit.errors import InferenceFailed, MalformedMessage, TrustError, UsageError
 from edgesplit.floor import Floor, breach
+from edgesplit.foreign import ForeignServer
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
 from edgesplit.providers import GONE
@@ -211,6 +212,8 @@ def plan_for(manifest: Manifest, device_class: str, floor: Floor | None = None) 
 def _barred(row: Row, plan: Plan, manifest: Manifest, floor: Floor, known: Collection[str]) -> str:
     """Why this device does not run the row; empty where it does."""
     strange = sorted(set(row.codecs.values()) - set(codecs.CODECS)) or sorted(set(row.receives) - set(known))
+    if row.compress and plan.offload and not ForeignServer.parse(plan.offload).unpacks_gzip:
+        return f"it is sent compressed, which {plan.offload} is not known to undo"
     return breach(row, plan, manifest, floor) or (f"it needs {strange[0]!r}, unknown here" if strange else "")
 
 

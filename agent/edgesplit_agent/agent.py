@@ -17,16 +17,17 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Response, Server
-from edgesplit.links import host_and_port
+from edgesplit.links import host_and_port, parse_link
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
 from edgesplit.remote import Remote
+from edgesplit.report import phases
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.setup import Optimise, Setup
-from edgesplit.seen import spans
+from edgesplit.seen import logs, spans
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
@@ -41,6 +42,7 @@ from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.foreign import ForeignServers, Trust
 from edgesplit_agent.gateway import GatewayServer, Onward
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
 from edgesplit_agent.power_watch import PowerWatch
@@ -97,6 +99,8 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    foreign: Trust = field(default_factory=Trust)
+    """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
@@ -111,6 +115,9 @@ class AgentSettings:
     """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
     link_trace: UplinkTrace | None = None
     """The emulated link's uplink follows it."""
+    gateway_metrics: str = ""
+    """ADDRESS:PORT of the same for a gateway's server; empty: nowhere."""
+    log_format: logs.Format = "text"
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -144,6 +151,7 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
+        self._foreign = ForeignServers(settings.foreign, parse_link(settings.link) if settings.link else None)
         self._way = Way(
             self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
         )  # until the first statement is believed, to the cloud
@@ -154,6 +162,7 @@ class Agent:
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
             power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+            remote_of=self._foreign.of,
         )  # fmt: skip
         self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
@@ -223,6 +232,7 @@ class Agent:
         self._work.stopped()
         self._engine.stop()
         self._power.stop()
+        self._foreign.stop()
         for release in self._engine.serving.values():
             release.host.close()
         self._way.stop()
@@ -332,10 +342,15 @@ class Agent:
         self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
-        self._windows.observe(model, result.report if isinstance(result, Answer) else None)
         release = self._engine.serving.get(model)
         named = release.manifest.model if release is not None else model
-        self._metrics.observe(named, result.report if isinstance(result, Answer) else result)
+        if isinstance(result, Answer):
+            split = phases(result.report)
+            self._windows.observe(model, result.report, split)
+            self._metrics.observe(named, result.report, split)
+        else:
+            self._windows.observe(model, None)
+            self._metrics.observe(named, result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions
@@ -386,7 +401,6 @@ class Agent:
             return None
         if not self._settings.link:
             return Remote(url, tls)
-        from edgesplit.links import parse_link
         from edgesplit.testing.link import ShapedLink
 
         parts = urlsplit(url if "://" in url else f"https://{url}")
@@ -409,7 +423,9 @@ class Agent:
         if self._remote is None:
             raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
         onward = Onward(self._remote.url, self._via)
-        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward)
+        watched = self._settings.gateway_metrics
+        more = ["--log-format", self._settings.log_format, *(["--metrics", watched] if watched else [])]
+        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward, more)
 
     def _serves(self) -> dict[str, str] | None:
         """Of a gateway: where it listens, and why devices cannot offload there, if they cannot."""

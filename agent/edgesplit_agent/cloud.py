@@ -43,8 +43,9 @@ class Cloud:
         self._lock = threading.Lock()
         self._meter: LinkMeter | None = None
         self._breaker = Breaker()
-        self._out = 0
-        """Requests that were given leave to go to it and are not back."""
+        self._leaves: dict[int, float] = {}
+        """Requests that may go to it and are not back, by thread: since when the breaker's state is, in which they were
+        let go. Those that hang from before take nobody's room on trial."""
         self._last_sent = float("-inf")
         self._answered_at = float("-inf")
         """When a request was last answered, in full or by a refusal of its input."""
@@ -89,7 +90,7 @@ class Cloud:
     @property
     def out(self) -> int:
         """Requests that are with it, or on their way."""
-        return self._out
+        return len(self._leaves)
 
     @property
     def conditions(self) -> Conditions:
@@ -102,16 +103,18 @@ class Cloud:
     def decide(self, choose: Callable[[Situation], Choice | None]) -> Choice | None:
         """What `choose` takes in today's situation. A row that needs this cloud may go there until `leave`."""
         with self._lock:
-            there = self._remote is not None and self._breaker.has_room(self._out)
+            breaker = self._breaker
+            out = sum(since == breaker.since for since in self._leaves.values())
+            there = self._remote is not None and breaker.has_room(out)
             choice = choose(Situation(self._meter or LinkMeter.of(WAKE_UP), monotonic(), there))
             if choice is not None and not choice.row.is_local:
-                self._out += 1
+                self._leaves[threading.get_ident()] = breaker.since
             return choice
 
     def leave(self) -> None:
-        """A request that had leave needs the cloud no more."""
+        """The request of this thread needs the cloud no more."""
         with self._lock:
-            self._out -= 1
+            self._leaves.pop(threading.get_ident(), None)
 
     def ask(self, asked: Ask, call: Call, timeout_s: float) -> Outcome:
         """The exchange, and what it teaches. Never raises; blocks until `timeout_s` at the most."""

@@ -42,6 +42,7 @@ from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.turns import MODELS
 from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
@@ -52,7 +53,7 @@ DEADLINE_S = 2.0
 """Where a request names none."""
 LONGEST_DEADLINE_S = 3600.0
 IN_FLIGHT = 32
-"""Requests that may run, wait or be away."""
+"""Requests of one model that may run, wait or be away; of all together twice as many."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Engine:
         self._cloud_of: dict[ActiveRelease, Cloud] = {}
         room = self._settings.in_flight
         self._processor = Processor(room)
-        self._asking, self._running = Crew(2 * room, "asking"), Crew(2 * room, "answering")
+        self._asking, self._running = Crew(2 * MODELS * room, "asking"), Crew(2 * MODELS * room, "answering")
         margin_s = self._settings.margin_s
         self._device = Device(self._processor, self._running, margin_s, own_part or (lambda release, error: None))
         budget = self._settings.hedge_budget
@@ -272,11 +273,9 @@ class Engine:
             ):
                 answer = self._answer(request)
         except Exception as error:
-            request.course.failed(error)
-            self._observe(request.model, error)
+            self._tell(request, error)
             raise
-        request.course.answered(answer.report)
-        self._observe(request.model, answer)
+        self._tell(request, answer)
         return answer
 
     def _answer(self, request: Request) -> Answer:
@@ -342,6 +341,7 @@ class Engine:
             return answer
         moving_s = told.latency_s - told.encode_s if told.fallback else told.link_s
         predicted = spent_j(choice.row, plan_.power, told.device_s + told.encode_s, told.latency_s, max(0.0, moving_s))
+        self._chooser.spent(predicted - plan_.power.idle_watts * told.latency_s)
         joules, basis = self._power.ledger.answered(plan_, predicted, told.latency_s, monotonic())
         return replace(answer, report=msgspec.structs.replace(told, joules=joules, joules_basis=basis))
 
@@ -359,9 +359,14 @@ class Engine:
             cloud.computed(measured / self._power.slowdown, predicted)
         return live
 
-    def _observe(self, model: str, result: Answer | Exception) -> None:
+    def _tell(self, request: Request, result: Answer | Exception) -> None:
+        """Those who watch; what goes wrong with them is not the request's."""
         try:
-            self._observer(model, result)
+            if isinstance(result, Answer):
+                request.course.answered(result.report)
+            else:
+                request.course.failed(result)
+            self._observer(request.model, result)
         except Exception:
             log.exception("nobody could be told what became of a request")
 

@@ -33,6 +33,7 @@ from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.foreign import Trust
 from edgesplit_agent.gateway import listen_address
 from edgesplit_agent.room import parse_size
 from edgesplit_agent.stance import POLICIES, parse_watts
@@ -71,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
     )
     run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    run.add_argument(
+        "--foreign-ca", type=Path, metavar="FILE",
+        help="authority of servers that are not ours, where a release names one (default: the system's)",
+    )  # fmt: skip
+    run.add_argument("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
+    run.add_argument("--foreign-key", type=Path, metavar="FILE", help="its private key")
     run.add_argument(
         "--gateway",
         metavar="[HOST]:PORT",
@@ -187,6 +194,10 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics", type=_metrics, metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
     )  # fmt: skip
+    run.add_argument(
+        "--gateway-metrics", type=_metrics_text, default="", metavar="ADDRESS:PORT",
+        help="the same for the server of a gateway",
+    )  # fmt: skip
     run.add_argument("--log-level", default="info", choices=logs.LEVELS)
     run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
     run.set_defaults(command=_run)
@@ -258,6 +269,11 @@ def _providers(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _metrics_text(text: str) -> str:
+    _metrics(text)
+    return text
+
+
 def _metrics(text: str) -> tuple[str, int]:
     try:
         return parse_address(text)
@@ -282,6 +298,14 @@ def _mode(text: str) -> int:
     if not re.fullmatch(r"0?[0-7]{3}", text) or not int(text, 8) & 0o200:
         raise argparse.ArgumentTypeError(f"{text!r} is no mode that lets the agent's own user in, as 600 or 660")
     return int(text, 8)
+
+
+def _foreign(options: argparse.Namespace) -> Trust:
+    """How foreign servers are met; UsageError at once where the files are no use."""
+    trust = Trust(ca_file=options.foreign_ca, certificate_file=options.foreign_cert, key_file=options.foreign_key)
+    if trust != Trust():
+        trust.context()
+    return trust
 
 
 def _socket(options: argparse.Namespace) -> LocalSocket:
@@ -341,7 +365,8 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
-                metrics=options.metrics,
+                foreign=_foreign(options),
+                metrics=options.metrics, gateway_metrics=options.gateway_metrics, log_format=options.log_format,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_trace(options),

@@ -40,8 +40,8 @@ class Tally:
     latencies_s: list[float] = field(default_factory=list)
     phases: dict[str, Histogram] = field(default_factory=dict)
 
-    def answered(self, report: Report) -> None:
-        """Count one answer."""
+    def answered(self, report: Report, split: Mapping[str, float]) -> None:
+        """Count one answer, whose time went as `split` says."""
         self.switches += bool(self.row) and self.row != report.row
         self.row = report.row
         self.requests += 1
@@ -57,7 +57,7 @@ class Tally:
             self.joules_basis = report.joules_basis
         if len(self.latencies_s) < KEPT:
             self.latencies_s.append(report.latency_s)
-        for name, seconds in phases(report).items():
+        for name, seconds in split.items():
             self.phases.setdefault(name, Histogram()).observe(seconds)
 
 
@@ -69,8 +69,10 @@ class Windows:
         self._tallies: dict[str, Tally] = {}
         self.total: dict[str, dict[str, int]] = {}
 
-    def observe(self, model: str, report: Report | None) -> None:
-        """A request was answered, or failed (None)."""
+    def observe(self, model: str, report: Report | None, split: Mapping[str, float] | None = None) -> None:
+        """A request was answered, or failed (None). `split`: its `phases`, where they are at hand."""
+        if report is not None and split is None:
+            split = phases(report)
         with self._lock:
             tally = self._tallies.setdefault(model, Tally())
             total = self.total.setdefault(model, {"requests": 0, "failed": 0, "fallbacks": 0, "switches": 0, "late": 0})
@@ -79,7 +81,7 @@ class Windows:
                 tally.failed += 1
                 total["failed"] += 1
                 return
-            tally.answered(report)
+            tally.answered(report, split or {})
             for name, gained in (("requests", 1), ("fallbacks", report.fallback), ("late", report.late)):
                 total[name] += int(gained)
             total["switches"] += tally.switches - before
