@@ -41,6 +41,7 @@ from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.turns import MODELS
 from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
@@ -51,7 +52,7 @@ DEADLINE_S = 2.0
 """Where a request names none."""
 LONGEST_DEADLINE_S = 3600.0
 IN_FLIGHT = 32
-"""Requests that may run, wait or be away."""
+"""Requests of one model that may run, wait or be away; of all together twice as many."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Engine:
         self._cloud_of: dict[ActiveRelease, Cloud] = {}
         room = self._settings.in_flight
         self._processor = Processor(room)
-        self._asking, self._running = Crew(2 * room, "asking"), Crew(2 * room, "answering")
+        self._asking, self._running = Crew(2 * MODELS * room, "asking"), Crew(2 * MODELS * room, "answering")
         margin_s = self._settings.margin_s
         self._device = Device(self._processor, self._running, margin_s, own_part or (lambda release, error: None))
         budget = self._settings.hedge_budget
@@ -321,6 +322,7 @@ class Engine:
             return answer
         moving_s = told.latency_s - told.encode_s if told.fallback else told.link_s
         predicted = spent_j(choice.row, plan_.power, told.device_s + told.encode_s, told.latency_s, max(0.0, moving_s))
+        self._chooser.spent(predicted - plan_.power.idle_watts * told.latency_s)
         joules, basis = self._power.ledger.answered(plan_, predicted, told.latency_s, monotonic())
         return replace(answer, report=msgspec.structs.replace(told, joules=joules, joules_basis=basis))
 

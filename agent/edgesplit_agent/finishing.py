@@ -25,6 +25,7 @@ from edgesplit_agent.cloud import OVERDUE_S, Cloud
 from edgesplit_agent.course import DECODE, ENCODE, QUEUE, TAIL_QUEUE
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device
+from edgesplit_agent.foreign import coding_of
 from edgesplit_agent.hedging import Ledger, cost_of, moments, radio_joules, watts_of
 from edgesplit_agent.patience import LEAST_S, tail_s
 from edgesplit_agent.processor import Processor, Withdrawn
@@ -88,7 +89,10 @@ class Finishing:
         own_id = (
             f"{request.id}~{token_hex(4)}"  # an id may come again with other tensors: a replay of its answer must not
         )
-        asked = ask(name, own_id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
+        asked = ask(
+            name, own_id, sends, release.receives(row), left_s=request.left_s,
+            coding=coding_of(row, release.plan), planned_s=row.decode_s + row.remote_s,
+        )  # fmt: skip
         if release.emulated:
             wait_out(start, row.encode_s)
         request.course.timeline.add(ENCODE, start, perf_counter())

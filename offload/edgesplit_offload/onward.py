@@ -145,7 +145,7 @@ class Onward:
             codecs.encode_all(sends, far.row.codecs),
             far.outputs,
             left_s=wait_s,
-            compress=far.row.compress,
+            coding="zstd" if far.row.compress else "",
         )
         with asked.timeline.phase(HOP):
             return self._exchange(lambda call: self._remote.infer(body, call, wait_s), wait_s, asked.is_gone)

@@ -305,6 +305,17 @@ def test_another_release_has_no_last_answer() -> None:
 # The next-best means
 
 
+def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> None:
+    """A thousand streams of a frame each, with ids and stale answers: nothing grows with their number."""
+    with engine_with(LOCAL) as (engine, _, _steps):
+        for number in range(1000):
+            wishes = Wishes(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", wishes=wishes)
+        assert len(engine._last_good._kept) <= 64 and len(engine._once._futures) <= 256
+        assert engine._processor.here == 0 and len(engine._processor._shares.used) <= 1
+        assert engine._running.threads <= 128
+
+
 def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
     """Its own part crashes, and the plan has a row that needs none of it."""
     with engine_with(CUT, REMOTE) as (engine, cloud, steps):
