@@ -19,6 +19,7 @@ from edgesplit.report import PHASES, Report, from_parameters, phases, to_paramet
 from edgesplit.seen.exposition import rendered
 from edgesplit_agent.endpoint import Endpoint
 from edgesplit_agent.engine import Answer
+from edgesplit_agent.main import _parser as parser
 from edgesplit_agent.metrics import RequestMetrics, outcome, readings
 from edgesplit_agent.telemetry import Windows, fitting, telemetry
 from edgesplit_offload.visits import outcome as server_outcome
@@ -233,3 +234,12 @@ def test_an_older_device_has_no_phases_and_a_hostile_one_not_too_many() -> None:
     ):
         with pytest.raises(EdgeError):
             read(phases=hostile)
+
+
+def test_an_agent_of_whose_metrics_nothing_is_said_starts_without_them() -> None:
+    """Defaults are no addresses; argparse holds a default that is text against the option's own grammar."""
+    options = parser().parse_args(["run", "--data", "folder"])
+    assert options.metrics is None and options.gateway_metrics is None
+    for option in ("--metrics", "--gateway-metrics"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["run", "--data", "folder", option, "9400"])
