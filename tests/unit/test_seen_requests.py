@@ -49,12 +49,13 @@ def test_the_phases_of_a_report_are_its_latency() -> None:
 
 
 def test_an_older_client_reads_the_report_and_an_older_agents_is_read() -> None:
-    """Parameters that one does not know are passed over; those that the other did not send are nought."""
-    report = Report(release="r", row="local", queue_s=0.5, trace_id="a" * 32)
+    """Parameters that one does not know are passed over; those that the other did not send, for it knows them not or
+    they are nought, are nought."""
+    report = Report(release="r", row="local", queue_s=0.5, latency_s=0.7, trace_id="a" * 32)
     sent = to_parameters(report)
     assert from_parameters({**sent, "edgesplit_of_a_later_day": 1}) == report
     old = {name: sent[name] for name in ("edgesplit_release", "edgesplit_row", "edgesplit_latency_s")}
-    assert from_parameters(old) == Report(release="r", row="local")
+    assert from_parameters(old) == Report(release="r", row="local", latency_s=0.7)
 
 
 def test_device_and_server_count_what_was_asked_and_agree(tmp_path: Path) -> None:
