@@ -60,8 +60,8 @@ class Choice:
     row: Row
     early_s: float | None = None
     """Seconds after sending at which the device starts to finish alone: haste. None: only when patience ends."""
-    without_race: Row | None = None
-    """What would have been chosen without a budget for hedging; None where that is `row`."""
+    alone: bool = False
+    """The device would have answered alone: its work is no extra cost of this race, sending is."""
     why: str = ""
     """For people, where it is not simply the fastest row."""
 
@@ -75,7 +75,9 @@ class Situation:
     """Of the monotonic clock."""
     remote_ok: bool = True
     may_hedge: bool = True
-    """There is a budget for work that may be thrown away."""
+    """There is a budget for finishing here what was sent away."""
+    may_race: bool = True
+    """There is one for sending what the device answers alone."""
     deadline_s: float = 2.0
     per_s: float = 0.0
     """Requests per second, of late."""
@@ -105,15 +107,19 @@ def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held
         row = _settled(wanted, now, held, seen.now, stance.mode)
         return Choice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, now)
-    races = stance.races and seen.may_hedge and not wanted.weights
-    settled = _settled(wanted, now if races else _risky(wanted, seen, now, local), held, seen.now, stance.mode)
-    if settled is None or not races:
-        return _sent(Choice(settled, why=why), seen, now, local, local_s, stance) if settled is not None else None
+    races = stance.races and not wanted.weights
+    hedged = races and seen.may_hedge
+    settled = _settled(wanted, now if hedged else _risky(wanted, seen, now, local), held, seen.now, stance.mode)
+    if settled is None:
+        return None
+    if not races or not (seen.may_race if settled.is_local else seen.may_hedge):
+        return _sent(Choice(settled, why=why), seen, now, local, local_s, stance)
     raced = _worth_a_race(within.rows, seen, now, local_s, held)
     if raced is None:
-        return Choice(local, why=why) if not settled.is_local else Choice(settled, why=why)
-    other = settled if settled is not raced else None
-    return _sent(Choice(raced, without_race=other, why=why), seen, now, local, local_s, stance)
+        return Choice(local, why=why)
+    if settled.is_local:
+        return Choice(raced, early_s=0.0, alone=True, why=why)
+    return _sent(Choice(raced, why=why), seen, now, local, local_s, stance)
 
 
 def odds_of(row: Row, seen: Situation, now: Conditions) -> Odds:
