@@ -32,6 +32,8 @@ RACE_GAIN_S = 0.001
 """...and this much, for it costs energy and a place on the link."""
 KEEP = 0.9
 """The row that is held is raced with unless it saves less than this part of what the best would."""
+PACE = 1.25
+"""A cap on the clock that moves by less than this factor is the same day."""
 OVER = 1.05
 """A row in use is kept while it is over the power budget by no more than this."""
 SPENDS = 0.2
@@ -51,6 +53,8 @@ class Held:
     since: float
     mode: str = "performance"
     """Of the stance at its last choice."""
+    slowdown: float = 1.0
+    """By the cap on the clock, then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Situation:
 def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held | None = None) -> Choice | None:
     """The next request's way; None where nothing usable is left."""
     now = seen.conditions()
+    if held is not None and not holds(held, seen, stance):
+        held = None
     if plan.forced:
         row = plans.choose(plan, now)
         return Choice(row) if row is not None else None
@@ -104,12 +110,12 @@ def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held
     wanted = _with_weights(within, stance.mode, now, seen.deadline_s)
     local = plan.local
     if local is None or not seen.remote_ok:
-        row = _settled(wanted, now, held, seen.now, stance.mode)
+        row = _settled(wanted, now, held, seen.now)
         return Choice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, now)
     races = stance.races and not wanted.weights
     hedged = races and seen.may_hedge
-    settled = _settled(wanted, now if hedged else _risky(wanted, seen, now, local), held, seen.now, stance.mode)
+    settled = _settled(wanted, now if hedged else _risky(wanted, seen, now, local), held, seen.now)
     if settled is None:
         return None
     if not races or not (seen.may_race if settled.is_local else seen.may_hedge):
@@ -157,10 +163,9 @@ def _worth_a_race(
     return kept if best is not None and kept is not None and kept_s >= KEEP * most_s else best
 
 
-def _settled(plan: Plan, now: Conditions, held: Held | None, at: float, mode: str) -> Row | None:
-    """The plan's choice with hysteresis; away from the device only after a while with the row before. Another stance
-    holds to nothing."""
-    if held is None or held.mode != mode:
+def _settled(plan: Plan, now: Conditions, held: Held | None, at: float) -> Row | None:
+    """The plan's choice with hysteresis; away from the device only after a while with the row before."""
+    if held is None:
         return plans.choose(plan, now)
     row = plans.choose(plan, now, held.row)
     if row is None or row.is_local or row.name == held.row or at - held.since >= DWELL_S:
@@ -246,10 +251,15 @@ def joules_of(row: Row, plan: Plan, now: Conditions) -> float:
     return plans.marginal_j(row, now, plan.power) if plan.power is not None else 0.0
 
 
-def held_after(held: Held | None, choice: Choice, stance: Stance, now: float) -> Held:
+def holds(held: Held, seen: Situation, stance: Stance) -> bool:
+    """Whether there is a reason to stay with a row: another stance, or another cap on the clock, is a new day."""
+    return held.mode == stance.mode and 1.0 / PACE < held.slowdown / seen.slowdown < PACE
+
+
+def held_after(held: Held | None, choice: Choice, stance: Stance, seen: Situation) -> Held:
     """What is held once this was chosen."""
-    since = held.since if held is not None and held.row == choice.row.name else now
-    return Held(choice.row.name, since, stance.mode)
+    since = held.since if held is not None and held.row == choice.row.name else seen.now
+    return Held(choice.row.name, since, stance.mode, seen.slowdown)
 
 
 class Chooser:
@@ -275,7 +285,7 @@ class Chooser:
             counted = replace(seen, per_s=rate(asked, seen.now), others_watts=others, saved_j=self._bank.saved_j)
             choice = decide(plan, counted, stance, held)
             if choice is not None:
-                self._held[model] = held_after(held, choice, stance, seen.now)
+                self._held[model] = held_after(held, choice, stance, seen)
                 self._why[model] = choice.why
                 self._watts[model] = counted.per_s * joules_of(choice.row, plan, counted.conditions())
             return choice

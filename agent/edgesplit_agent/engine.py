@@ -291,7 +291,8 @@ class Engine:
             return self._weighed(request, choice, finished(request, expected, self._own_part(request, choice.row)))
         try:
             live = self._own_part(request, choice.row)
-            return self._weighed(request, choice, self._finishing.finish(request, expected, live, now, cloud))
+            answer = self._weighed(request, choice, self._finishing.finish(request, expected, live, now, cloud))
+            return _as_planned(answer, request.release.plan, now) if choice.alone else answer
         finally:
             cloud.leave()
 
@@ -409,6 +410,20 @@ def _expected(choice: Choice, plan_: Plan, now: Conditions, cause: str) -> Expec
     sending = race_costs(row, now, plan_) if choice.alone else None
     remote_s = plan.link_s(row, now.link) + row.beyond_s + (row.decode_s + row.remote_s) * now.server_load
     return Expected(row, plan.latency_s(row, now), remote_s, cause, sending, choice.early_s)
+
+
+def _as_planned(answer: Answer, plan_: Plan, now: Conditions) -> Answer:
+    """A race that the device was meant to run alone and has won is no fallback: it answered by its own row."""
+    local, told = plan_.local, answer.report
+    if local is None:
+        return answer
+    predicted_s = min(told.predicted_s, plan.latency_s(local, now))
+    if not told.fallback:
+        return replace(answer, report=msgspec.structs.replace(told, predicted_s=predicted_s))
+    as_local = msgspec.structs.replace(
+        told, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s
+    )
+    return replace(answer, report=as_local)
 
 
 def predictions(plan_: Plan, now: Conditions) -> dict[str, float]:

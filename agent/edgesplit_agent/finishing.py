@@ -254,7 +254,8 @@ class Finishing:
     def _give_up(self, race: Race, cloud: Cloud) -> None:
         """Nobody waits for the cloud's answer any more: close its connection, and remember that it was slow."""
         race.call.drop()
-        cloud.gave_up(race.encoded.asked.up_bytes, race.waited_s)
+        late = race.doubt_at == inf  # that moment has passed
+        (cloud.gave_up if late else cloud.outrun)(race.encoded.asked.up_bytes, race.waited_s)
 
     def _out_of_time(self, race: Race, cloud: Cloud) -> EdgeError:
         if race.failure is None:

@@ -133,7 +133,7 @@ class ForeignRemote(Remote):
         return RemoteAnswer({}, outcome.elapsed_s, 0.0, 1.0, len(body), len(outcome.body))
 
     def _cause(self, status: int) -> Cause:
-        """Triton says 400 of a model that it has not."""
+        """Triton says 400 of much, by its version also of a model that it has not."""
         return "server"
 
     def _may_lack(self, answered_id: str) -> bool:

@@ -286,7 +286,7 @@ class Adaptive:
         )
         choice = decide(scene.plan, seen, self.stance, world.held)
         if choice is not None:
-            world.held = held_after(world.held, choice, self.stance, at)
+            world.held = held_after(world.held, choice, self.stance, seen)
         return choice
 
     def _may_hedge(self, scene: Scene, world: World, cost: float) -> bool:

@@ -194,6 +194,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Largest sampled `server_load` and `device_slowdown`. Empty: none was sampled."""
     tiers: tuple[str, ...] = ()
     """From the device outwards, where there are more than device and cloud."""
+    providers: tuple[str, ...] = ()
+    """Accelerators that devices of this class try first, in this order (`edgesplit.providers`)."""
 
     def row(self, name: str) -> Row:
         """The row of that name, or of `NAME~K` its far half beyond its K-th further link; KeyError if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,7 +24,6 @@ from agent_world import (
     ScriptedCloud,
     active,
     manifest,
-    programs,
 )
 from edgesplit import oip
 from edgesplit.errors import UsageError
@@ -81,11 +81,11 @@ def _unasked(own: ScriptedCloud) -> None:
 
 
 def naming(address: str, *rows: Row) -> ActiveRelease:
-    """The tiny release with that server in its plan, and no way to answer alone: a failure cannot hide."""
+    """The tiny release with that server in its plan."""
     described = manifest(*rows)
     plan = msgspec.structs.replace(described.plans[CLASS], offload=address)
     described = msgspec.structs.replace(described, plans={CLASS: plan})
-    return ActiveRelease(DIGEST, described, plan_for(described, CLASS), programs())
+    return dataclasses.replace(active(*rows), manifest=described, plan=plan_for(described, CLASS))
 
 
 @pytest.mark.parametrize("manners", [TRITON, KSERVE, MLSERVER], ids=["triton", "kserve", "mlserver"])
@@ -142,7 +142,7 @@ def test_a_lossy_row_sends_its_codecs_tensors(clouds: Start) -> None:
 
 @pytest.mark.parametrize("manners", [TRITON, KSERVE], ids=["400", "404"])
 def test_a_model_that_was_not_exported_there_is_the_servers_failure(manners: Manners) -> None:
-    """Triton says 400 of it, as of a bad input: what we send was checked, so the breaker hears of it all the same."""
+    """Some say 400 of it, as of a bad input: what we send was checked, so the breaker hears of it all the same."""
     server = ForeignServerHere(manners)
     try:
         outcome = asked(ForeignServers(Trust()).at(server.url))

@@ -18,8 +18,9 @@ from edgesplit.errors import MalformedMessage, ModelRefused, TrustError, UsageEr
 from edgesplit.foreign import ForeignServer
 from edgesplit.recut import check_recut
 from edgesplit.release import decode_manifest, encode_manifest
-from edgesplit_cli.commands.export import chosen, kserve
+from edgesplit_cli.commands.export import chosen
 from edgesplit_cli.foreign_servers import inference_service, service_name, triton_config, write_model
+from edgesplit_cli.main import cli
 from edgesplit_partitioner.costs import CodecCost, Costs, LayerCost, TensorCost
 from edgesplit_partitioner.foreign_costs import foreign_costs, possible
 from recut_world import CLASS, anatomy_for, made
@@ -95,7 +96,8 @@ def test_the_kserve_manifest_names_the_release_by_a_name_that_kubernetes_takes(m
 
 def test_storage_that_is_no_uri_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
     """KServe would look for it for a long time."""
-    done = CliRunner().invoke(kserve, ["m", "--out", str(tmp_path / "o"), "--storage", "/models"], obj=tmp_path)
+    words = ["export", "kserve", "m", "--out", str(tmp_path / "o"), "--storage", "/models"]
+    done = CliRunner().invoke(cli, words, obj=tmp_path)
     assert isinstance(done.exception, UsageError) and "s3://" in str(done.exception)
 
 
@@ -203,3 +205,13 @@ def test_all_in_the_cloud_means_all_but_the_decoding_of_pictures() -> None:
     """Which a foreign server does not do."""
     assert possible({"force": "cloud", "keep_first": 1}, costs()) == {"force_after": "input", "keep_first": 1}
     assert possible({"force": "device"}, costs()) == {"force": "device"}
+
+
+@given(st.one_of(st.text(max_size=60), st.text(max_size=40).map("http://{}".format)))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    """An address comes in a signed manifest and from a command line; what is taken can be asked for again."""
+    try:
+        server = ForeignServer.parse(text)
+    except UsageError:
+        return
+    assert ForeignServer.parse(server.url).url == server.url
