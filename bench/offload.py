@@ -37,6 +37,7 @@ from serving.running import Running, Sample, in_process
 from serving.suffixes import SUFFIXES, Suffix
 
 IN_PROCESS = "in-process"
+EXACTLY = "in-process, exact"
 IN_BATCHES = f"in-process, batches of {LARGEST_BATCH}"
 FAR_BEHIND = ("KServe", "MLServer", "BentoML", "LitServe")
 """No target is about them: they are asked every third round."""
@@ -93,7 +94,9 @@ def _environments(options: argparse.Namespace) -> tuple[dict[str, Environment], 
 
 
 def _chosen(options: argparse.Namespace) -> list[Contender]:
-    return [one for one in CONTENDERS if options.beside is None or one.name in (OURS, *options.beside)]
+    return [
+        one for one in CONTENDERS if options.beside is None or one.name.startswith(OURS) or one.name in options.beside
+    ]
 
 
 def _suffix(
@@ -155,9 +158,11 @@ def _round(
 def _no_server(job: Job, connections: int, samples: Samples, seconds: float) -> None:
     """The most that the machine gives: one thread for one connection, else one for each core."""
     threads = min(connections, WORKERS)
-    batches = {IN_PROCESS: 1, IN_BATCHES: LARGEST_BATCH} if job.suffix.batches and threads > 1 else {IN_PROCESS: 1}
-    for name, batch in batches.items():
-        sample = in_process(job, threads, batch, seconds)
+    ways: dict[str, dict[str, Any]] = {IN_PROCESS: {}, EXACTLY: {"exact": True}}
+    if job.suffix.batches and threads > 1:
+        ways[IN_BATCHES] = {"batch": LARGEST_BATCH}
+    for name, way in ways.items():
+        sample = in_process(job, threads, seconds, **way)
         samples.setdefault(name, {}).setdefault(connections, []).append(sample)
 
 
