@@ -44,7 +44,7 @@ class HandmadeRelease:
         self._folder = folder
         for one in self.manifest.slices:
             (folder / one.name).mkdir(parents=True, exist_ok=True)
-            (folder / one.name / "graph.onnx").write_bytes(_graph(one))
+            (folder / one.name / "graph.onnx").write_bytes(graph_bytes(one))
 
     def slice_folder(self, name: str) -> Path:
         """As the real one's, without verification."""
@@ -81,7 +81,7 @@ def make_manifest() -> Manifest:
     )
 
 
-def _graph(one: Slice) -> bytes:
+def graph_bytes(one: Slice) -> bytes:
     """The slice as an ONNX file's bytes."""
     ends = [
         [helper.make_tensor_value_info(spec.name, TensorProto.FLOAT, spec.shape) for spec in specs]

@@ -26,8 +26,8 @@ from edgesplit.report import phases
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
-from edgesplit.runtime.setup import Setup
-from edgesplit.seen import spans
+from edgesplit.runtime.setup import Optimise, Setup
+from edgesplit.seen import logs, spans
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
@@ -50,6 +50,8 @@ from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.sensors import ROOT as SYSFS
 from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
+from edgesplit_agent.tuner import Tuner
+from edgesplit_agent.tuning import Allowed, Memory
 from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
 from edgesplit_agent.way import Way
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+MOST_CORES = 16
+"""That tuning tries; a device has fewer."""
 NO_POWER = "the plan has no power figures: power budget and battery policy do not count for it (deploy the model again)"
 
 
@@ -111,6 +115,9 @@ class AgentSettings:
     """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
     link_trace: UplinkTrace | None = None
     """The emulated link's uplink follows it."""
+    gateway_metrics: str = ""
+    """ADDRESS:PORT of the same for a gateway's server; empty: nowhere."""
+    log_format: logs.Format = "text"
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -119,6 +126,10 @@ class AgentSettings:
     """Models run in worker processes, not in the agent's own."""
     worker_memory_bytes: int = 0
     """That one worker may take; 0: half of the machine's."""
+    optimise: Optimise = "fast"
+    """Whether engines may fuse further than slices were cut, where that was measured to be faster."""
+    providers: tuple[str, ...] | None = None
+    """Accelerators to try first, in order; None: what the plan names for this class of device."""
     hedge: Hedge = "auto"
     hedge_budget: float | None = None
     """See `hedging`."""
@@ -158,9 +169,10 @@ class Agent:
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
+        self._tuner = self._make_tuner(folder)
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
-            lead=self._way.lead,
+            lead=self._way.lead, tuner=self._tuner,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
             endpoint=lambda: answers(self.url),
         )  # fmt: skip
@@ -317,6 +329,7 @@ class Agent:
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
+            "trouble": release.trouble,
             "phases": self._metrics.split(release.manifest.model),
         }
 
@@ -349,7 +362,9 @@ class Agent:
 
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""
-        setup = self._setup()
+        setup = self._setup(plan)
+        if self._tuner is not None:
+            setup = self._tuner.setup_of(release.digest, setup)
         if not self._settings.isolate:
             return in_process(lambda plan: self._runtime(plan, setup))(release, plan)
         bounds = Bounds(self._settings.worker_memory_bytes or default_memory(machine_memory()))
@@ -358,10 +373,22 @@ class Agent:
             release, plan, setup, bounds, slice_s=slice_s, processor=self._processor, lost=self._own_part
         )  # fmt: skip
 
-    def _setup(self) -> Setup:
+    def _make_tuner(self, folder: DataFolder) -> Tuner | None:
+        """An emulated device takes the time that its profile predicts, however it is set up."""
+        if self._settings.emulate or not self._settings.isolate:
+            return None
+        allowed = Allowed(
+            cores=min(os.cpu_count() or 1, MOST_CORES), threads=self._settings.threads, optimise=self._settings.optimise
+        )
+        return Tuner(Memory(folder.tuning_file), allowed)
+
+    def _setup(self, plan: Plan) -> Setup:
         if self._settings.emulate:
             return Setup(threads=self._settings.threads or 1)
-        return Setup(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+        return Setup(
+            threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1),
+            providers=self._settings.providers if self._settings.providers is not None else plan.providers,
+        )
 
     def _runtime(self, plan: Plan, setup: Setup) -> Runtime:
         engine = EngineByFormat(setup=setup)
@@ -396,7 +423,9 @@ class Agent:
         if self._remote is None:
             raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
         onward = Onward(self._remote.url, self._via)
-        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward)
+        watched = self._settings.gateway_metrics
+        more = ["--log-format", self._settings.log_format, *(["--metrics", watched] if watched else [])]
+        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward, more)
 
     def _serves(self) -> dict[str, str] | None:
         """Of a gateway: where it listens, and why devices cannot offload there, if they cannot."""

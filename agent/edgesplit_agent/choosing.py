@@ -20,7 +20,8 @@ from edgesplit import plan as plans
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit_agent.link_meter import LinkMeter
 from edgesplit_agent.odds import Odds
-from edgesplit_agent.patience import LEAST_S, haste_s
+from edgesplit_agent.patience import LEAST_S, haste_s, patience_s
+from edgesplit_agent.power_bank import PowerBank
 from edgesplit_agent.stance import PERFORMANCE, Stance
 
 DWELL_S = 2.0
@@ -33,6 +34,8 @@ KEEP = 0.9
 """The row that is held is raced with unless it saves less than this part of what the best would."""
 OVER = 1.05
 """A row in use is kept while it is over the power budget by no more than this."""
+SPENDS = 0.2
+"""One request may take its share of the budget, and this part of what was saved."""
 RATE_WINDOW_S = 10.0
 """Over which the rate of requests is counted."""
 MOST_COUNTED = 4096
@@ -46,6 +49,8 @@ class Held:
 
     row: str
     since: float
+    mode: str = "performance"
+    """Of the stance at its last choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class Situation:
     """Requests per second, of late."""
     others_watts: float = 0.0
     """What this device's other models take of its power."""
+    saved_j: float = 0.0
+    """What the power budget allowed of late and was not drawn; negative where more was drawn."""
     slowdown: float = 1.0
     """By the cap on the processor's clock; the meter learns what is slow beside it (`stance.slowed`)."""
 
@@ -93,13 +100,13 @@ def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held
         return Choice(row) if row is not None else None
     within, why = affordable(plan, now, stance, seen, held.row if held else "")
     wanted = _with_weights(within, stance.mode, now, seen.deadline_s)
-    local = within.local
+    local = plan.local
     if local is None or not seen.remote_ok:
-        row = _settled(wanted, now, held, seen.now)
+        row = _settled(wanted, now, held, seen.now, stance.mode)
         return Choice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, now)
     races = stance.races and seen.may_hedge and not wanted.weights
-    settled = _settled(wanted, now if races else _risky(now, seen, local_s), held, seen.now)
+    settled = _settled(wanted, now if races else _risky(wanted, seen, now, local), held, seen.now, stance.mode)
     if settled is None or not races:
         return _sent(Choice(settled, why=why), seen, now, local, local_s, stance) if settled is not None else None
     raced = _worth_a_race(within.rows, seen, now, local_s, held)
@@ -144,18 +151,36 @@ def _worth_a_race(
     return kept if best is not None and kept is not None and kept_s >= KEEP * most_s else best
 
 
-def _settled(plan: Plan, now: Conditions, held: Held | None, at: float) -> Row | None:
-    """The plan's choice with hysteresis; away from the device only after a while with the row before."""
-    row = plans.choose(plan, now, held.row if held else None)
-    if row is None or held is None or row.is_local or row.name == held.row or at - held.since >= DWELL_S:
+def _settled(plan: Plan, now: Conditions, held: Held | None, at: float, mode: str) -> Row | None:
+    """The plan's choice with hysteresis; away from the device only after a while with the row before. Another stance
+    holds to nothing."""
+    if held is None or held.mode != mode:
+        return plans.choose(plan, now)
+    row = plans.choose(plan, now, held.row)
+    if row is None or row.is_local or row.name == held.row or at - held.since >= DWELL_S:
         return row
     kept = next((one for one in plan.rows if one.name == held.row and (one.is_local or now.remote_ok)), None)
     return kept or plan.local or row
 
 
-def _risky(now: Conditions, seen: Situation, local_s: float) -> Conditions:
-    """With what a fade costs whoever does not race: the wait, and then the device's work."""
-    return msgspec.structs.replace(now, risk_s=seen.meter.fades * (LEAST_S + local_s))
+def _risky(plan: Plan, seen: Situation, now: Conditions, local: Row) -> Conditions:
+    """With what it costs, by row, where the device has to finish after all: the wait, and then its own work.
+
+    Seconds pay for fades only: an answer that is merely slow is in the prediction already. Joules pay for every answer
+    that the device does not wait for to the end.
+    """
+    local_s, thrifty = plans.latency_s(local, now), "energy" in plan.weights
+    risks = {}
+    for row in plan.rows:
+        if row.is_local:
+            continue
+        sent_s = (row.device_s + row.encode_s) * now.device_slowdown
+        tail_s = local_s - row.device_s * now.device_slowdown
+        away_s = plans.latency_s(row, now) - sent_s
+        wait_s = patience_s(seen.deadline_s - sent_s, tail_s, away_s)
+        late = 1.0 - odds_of(row, seen, now).within(sent_s + wait_s)
+        risks[row.name] = (late if thrifty else seen.meter.fades) * (LEAST_S + local_s)
+    return msgspec.structs.replace(now, risk_s=risks)
 
 
 def affordable(plan: Plan, now: Conditions, stance: Stance, seen: Situation, held: str) -> tuple[Plan, str]:
@@ -163,8 +188,7 @@ def affordable(plan: Plan, now: Conditions, stance: Stance, seen: Situation, hel
     the one that draws least. Says why rows are missing. A plan without power figures stays as it is."""
     if stance.watts is None or plan.power is None or seen.per_s <= 0.0:
         return plan, ""
-    left_watts = stance.watts / stance.measured_over_predicted - plan.power.idle_watts - seen.others_watts
-    allowed_j = left_watts / seen.per_s
+    allowed_j = (watts_left(plan, stance) - seen.others_watts) / seen.per_s + SPENDS * seen.saved_j
     spent = {row.name: plans.marginal_j(row, now, plan.power) for row in plan.rows if row.is_local or now.remote_ok}
     rows = tuple(
         row for row in plan.rows
@@ -177,6 +201,13 @@ def affordable(plan: Plan, now: Conditions, stance: Stance, seen: Situation, hel
     least = min((row for row in plan.rows if row.name in spent), key=lambda row: spent[row.name], default=None)
     kept = plan.rows if least is None else (least,)
     return msgspec.structs.replace(plan, rows=kept), "over the power budget: the row that draws least"
+
+
+def watts_left(plan: Plan, stance: Stance) -> float:
+    """What the power budget leaves beyond idling, by the plan's figures; 0 where there is none, or none is known."""
+    if stance.watts is None or plan.power is None:
+        return 0.0
+    return stance.watts / stance.measured_over_predicted - plan.power.idle_watts
 
 
 def _with_weights(plan: Plan, mode: str, now: Conditions, deadline_s: float) -> Plan:
@@ -209,6 +240,12 @@ def joules_of(row: Row, plan: Plan, now: Conditions) -> float:
     return plans.marginal_j(row, now, plan.power) if plan.power is not None else 0.0
 
 
+def held_after(held: Held | None, choice: Choice, stance: Stance, now: float) -> Held:
+    """What is held once this was chosen."""
+    since = held.since if held is not None and held.row == choice.row.name else now
+    return Held(choice.row.name, since, stance.mode)
+
+
 class Chooser:
     """Chooses for all models of a device, and remembers what is held. Thread-safe."""
 
@@ -219,6 +256,7 @@ class Chooser:
         self._why: dict[str, str] = {}
         self._asked: dict[str, deque[float]] = {}
         self._watts: dict[str, float] = {}
+        self._bank = PowerBank()
 
     def choose(self, model: str, plan: Plan, seen: Situation) -> Choice | None:
         """The next request's way."""
@@ -226,15 +264,20 @@ class Chooser:
             asked = self._asked.setdefault(model, deque(maxlen=MOST_COUNTED))
             asked.append(seen.now)
             others = sum(watts for other, watts in self._watts.items() if other != model)
-            counted = replace(seen, per_s=rate(asked, seen.now), others_watts=others)
-            held = self._held.get(model)
-            choice = decide(plan, counted, self._stance(), held)
+            stance, held = self._stance(), self._held.get(model)
+            self._bank = self._bank.until(seen.now, watts_left(plan, stance))
+            counted = replace(seen, per_s=rate(asked, seen.now), others_watts=others, saved_j=self._bank.saved_j)
+            choice = decide(plan, counted, stance, held)
             if choice is not None:
-                if held is None or held.row != choice.row.name:
-                    self._held[model] = Held(choice.row.name, seen.now)
+                self._held[model] = held_after(held, choice, stance, seen.now)
                 self._why[model] = choice.why
                 self._watts[model] = counted.per_s * joules_of(choice.row, plan, counted.conditions())
             return choice
+
+    def spent(self, joules: float) -> None:
+        """An inference took so much beyond idling."""
+        with self._lock:
+            self._bank = self._bank.spent(joules)
 
     def row_of(self, model: str) -> str:
         """The row in use, empty before the first request."""

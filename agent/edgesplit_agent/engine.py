@@ -322,6 +322,7 @@ class Engine:
             return answer
         moving_s = told.latency_s - told.encode_s if told.fallback else told.link_s
         predicted = spent_j(choice.row, plan_.power, told.device_s + told.encode_s, told.latency_s, max(0.0, moving_s))
+        self._chooser.spent(predicted - plan_.power.idle_watts * told.latency_s)
         joules, basis = self._power.ledger.answered(plan_, predicted, told.latency_s, monotonic())
         return replace(answer, report=msgspec.structs.replace(told, joules=joules, joules_basis=basis))
 

@@ -18,7 +18,7 @@ from edgesplit.errors import EdgeError, UsageError
 
 LOOK_AGAIN_S = 60.0
 """A clock may be set meanwhile, so nobody sleeps until an opening that is far."""
-LOOK_AT_POWER_S = 10.0
+LOOK_AT_POWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

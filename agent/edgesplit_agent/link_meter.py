@@ -29,7 +29,7 @@ LEARNS_SPREAD = 0.2
 REMEMBERS_FADES = 50
 """Fades are rare and costly: how often they come is averaged over so many transfers."""
 FADE = 2.0
-"""A transfer that takes more than so many times what was expected met a fade."""
+"""An exchange that takes more than so many times what was expected of it, round trip and all, met a fade."""
 DRIFT = 0.3
 """How much wider, per root of a second, the belief becomes while nothing is heard of the link."""
 WIDEST = 1.5
@@ -107,7 +107,7 @@ class LinkMeter:
         measured = max(up_s / up_bytes, 1.0 / FASTEST_BYTES_PER_S)
         blended = self.up_s_per_byte + min(QUICKEST, told) * (measured - self.up_s_per_byte)
         off = abs(math.log(measured / self.up_s_per_byte))
-        faded = measured > FADE * self.up_s_per_byte
+        faded = rtt_s + up_s > FADE * (rtt_s + up_bytes * self.up_s_per_byte)
         return replace(
             self,
             up_s_per_byte=min(1.0 / SLOWEST_BYTES_PER_S, max(1.0 / FASTEST_BYTES_PER_S, blended)),

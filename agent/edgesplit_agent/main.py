@@ -20,11 +20,14 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.providers import PROVIDERS, check_names
+from edgesplit.runtime.setup import Optimise
 from edgesplit.seen import logs
 from edgesplit.seen.listener import parse_address
 from edgesplit.uplink_trace import UplinkTrace, read_uplink_trace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
+from edgesplit_agent.active import RELATIVE_TOLERANCE
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
@@ -149,6 +152,19 @@ def _parser() -> argparse.ArgumentParser:
         help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
     )
     run.add_argument(
+        "--mode",
+        choices=get_args(Optimise),
+        default="fast",
+        help="fast: engines fuse neighbouring operators and slices where that was measured to be faster, and outputs "
+        f"differ by less than {RELATIVE_TOLERANCE:g} of their largest; exact: every slice runs as it was cut",
+    )
+    run.add_argument(
+        "--providers",
+        type=_providers,
+        metavar="NAMES",
+        help=f"accelerators to try first, as in cuda,cpu (of {', '.join(PROVIDERS)}; default: the device profile's)",
+    )
+    run.add_argument(
         "--worker-memory", type=_size, default=0, metavar="SIZE",
         help="a worker process takes no more, as in 500MB (default: half of the memory)",
     )  # fmt: skip
@@ -177,6 +193,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--metrics", type=_metrics, metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
+    )  # fmt: skip
+    run.add_argument(
+        "--gateway-metrics", type=_metrics_text, default="", metavar="ADDRESS:PORT",
+        help="the same for the server of a gateway",
     )  # fmt: skip
     run.add_argument("--log-level", default="info", choices=logs.LEVELS)
     run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
@@ -240,6 +260,18 @@ def _size(text: str) -> int:
         return parse_size(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _providers(text: str) -> tuple[str, ...]:
+    try:
+        return check_names(tuple(one.strip() for one in text.split(",") if one.strip()))
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _metrics_text(text: str) -> str:
+    _metrics(text)
+    return text
 
 
 def _metrics(text: str) -> tuple[str, int]:
@@ -334,11 +366,12 @@ def _run(options: argparse.Namespace) -> int:
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
                 foreign=_foreign(options),
-                metrics=options.metrics,
+                metrics=options.metrics, gateway_metrics=options.gateway_metrics, log_format=options.log_format,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_trace(options),
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
+                providers=options.providers, optimise=options.mode,
                 gateway=options.gateway,
             ), folder, identity, stop)  # fmt: skip
     finally:

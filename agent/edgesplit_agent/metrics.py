@@ -101,6 +101,7 @@ def readings(engine: Engine, connected: bool) -> Iterator[Series]:
     yield gauge(families.AGENT_CONNECTED, connected)
     for model, release in engine.serving.items():
         yield gauge(families.AGENT_SERVING, 1.0, release.manifest.model, engine.row_of(model))
+        yield gauge(families.AGENT_WORKERS_LOST, release.host.status().get("lost", 0), release.manifest.model)
     for what in HEDGES:
         yield gauge(families.AGENT_HEDGES, hedging[what], what)
     yield gauge(families.AGENT_WASTED_S, hedging["wasted_s"])

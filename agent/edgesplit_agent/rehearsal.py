@@ -20,10 +20,12 @@ from edgesplit import plan as plans
 from edgesplit.breaker import Breaker
 from edgesplit.plan import Plan, Power, Row
 from edgesplit.uplink_trace import UplinkTrace
-from edgesplit_agent.choosing import Choice, Held, Situation, decide
+from edgesplit_agent.choosing import Choice, Held, Situation, decide, held_after, watts_left
 from edgesplit_agent.energy import spent_j
+from edgesplit_agent.hedging import Budget
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.patience import LEAST_S, MARGIN_S, patience_s
+from edgesplit_agent.power_bank import PowerBank
 from edgesplit_agent.stance import PERFORMANCE, Stance
 
 PROBE_BYTES = 16_384
@@ -62,6 +64,8 @@ class Told:
     hedged: bool = False
     """The device began to finish beside the cloud."""
     sent: bool = False
+    tail_s: float = 0.0
+    """That the device worked on it beside the cloud."""
     in_time: bool = True
 
 
@@ -88,8 +92,15 @@ class World:
     breaker: Breaker = field(default_factory=Breaker)
     last_sent: float = -math.inf
     held: Held | None = None
+    bank: PowerBank = field(default_factory=PowerBank)
+    budget: Budget | None = None
+    """For hedges that no deadline demands; None: there is no bound."""
     _order: Iterator[int] = field(default_factory=itertools.count)
     _news: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+
+    def turn(self, row: Row, at: float) -> float:
+        """When a request that came at `at` has the processor; a row that begins in the cloud needs none."""
+        return max(at, self.processor_free) if row.device_s > 0 else at
 
     def later(self, at: float, learn: Callable[[], None]) -> None:
         """Something will be known at `at`."""
@@ -114,21 +125,30 @@ def rehearse(scene: Scene, policy: Policy) -> list[Told]:
             told.append(Told("", scene.deadline_s, 0.0, in_time=False))
             continue
         told.append(_answered(scene, world, choice, at, policy.knows))
+        _book(scene, world, told[-1])
     return told
+
+
+def _book(scene: Scene, world: World, told: Told) -> None:
+    """What one request leaves of the budget, as the agent's ledger counts it."""
+    local = scene.plan.local
+    if world.budget is not None and local is not None and told.sent:
+        world.budget = world.budget.asked(local.device_s).spent(told.tail_s)
+    if scene.plan.power is not None:
+        world.bank = world.bank.spent(told.joules - scene.plan.power.idle_watts * told.seconds)
 
 
 def _answered(scene: Scene, world: World, choice: Choice, at: float, knows: bool) -> Told:
     """One request, from the device's part to the first of both answers."""
     row, slow = choice.row, scene.slowdown
-    begun = max(at, world.processor_free)
-    ready = begun + row.device_s * slow
-    world.processor_free = ready
+    ready = world.turn(row, at) + row.device_s * slow
     if row.device_s > 0:
+        world.processor_free = ready
         world.later(ready, lambda: _computed(world, row.device_s * slow, row.device_s))
     if row.is_local:
         return _told(scene, row, at, ready, busy_s=row.device_s * slow)
     sent = ready + row.encode_s * slow
-    world.processor_free = world.last_sent = sent
+    world.last_sent = sent
     through, answered = _way(scene, world, row, sent)
     local = scene.plan.local
     if local is None:
@@ -163,7 +183,7 @@ def _answered(scene: Scene, world: World, choice: Choice, at: float, knows: bool
     world.processor_free = stopped
     busy_s = (row.device_s + row.encode_s) * slow + stopped - starts
     told = _told(scene, row, at, ends, busy_s=busy_s, sent=sent, ends=ends)
-    return replace(told, by_tail=done < answered, hedged=True)
+    return replace(told, by_tail=done < answered, hedged=True, tail_s=stopped - starts)
 
 
 def _way(scene: Scene, world: World, row: Row, sent: float) -> tuple[float, float]:
@@ -246,18 +266,32 @@ class Adaptive:
     """The agent: its choice under a stance, with a budget for hedging or without."""
 
     stance: Stance = PERFORMANCE
-    may_hedge: bool = True
+    hedge_part: float | None = None
+    """Early hedges may cost this part of what answering everything alone would; None: whatever they cost."""
     knows: bool = False
 
     def choose(self, scene: Scene, world: World, at: float) -> Choice | None:
         """What `choosing.decide` says."""
+        world.bank = world.bank.until(at, watts_left(scene.plan, self.stance))
         seen = Situation(
-            world.meter, at, may_hedge=self.may_hedge, deadline_s=scene.deadline_s, per_s=1.0 / scene.period_s
+            world.meter,
+            at,
+            may_hedge=self._may_hedge(scene, world),
+            deadline_s=scene.deadline_s,
+            per_s=1.0 / scene.period_s,
+            saved_j=world.bank.saved_j,
         )
         choice = decide(scene.plan, seen, self.stance, world.held)
-        if choice is not None and (world.held is None or world.held.row != choice.row.name):
-            world.held = Held(choice.row.name, at)
+        if choice is not None:
+            world.held = held_after(world.held, choice, self.stance, at)
         return choice
+
+    def _may_hedge(self, scene: Scene, world: World) -> bool:
+        local = scene.plan.local
+        if self.hedge_part is None or local is None:
+            return True
+        world.budget = world.budget or Budget(self.hedge_part).asked(local.device_s)
+        return world.budget.allows(local.device_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +306,7 @@ class Oracle:
         return Choice(min(scene.plan.rows, key=lambda row: self._price(scene, world, row, at)))
 
     def _price(self, scene: Scene, world: World, row: Row, at: float) -> tuple[bool, float, float]:
-        begun = max(at, world.processor_free)
-        ready = begun + (row.device_s + row.encode_s) * scene.slowdown
+        ready = world.turn(row, at) + (row.device_s + row.encode_s) * scene.slowdown
         done = ready if row.is_local else _way(scene, world, row, ready)[1]
         busy_s = (row.device_s + row.encode_s) * scene.slowdown
         joules = spent_j(row, scene.plan.power or Power(), busy_s, done - at, done - ready)

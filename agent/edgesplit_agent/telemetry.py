@@ -115,6 +115,7 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
         device_s=tally.device_s / answered,
         link_s=tally.link_s / answered,
         remote_s=tally.remote_s / answered,
+        trouble=release.trouble[:400],
         phases=tuple(
             PhaseSeconds(name, tally.phases[name].total, tally.phases[name].sparse())
             for name in PHASES

@@ -150,7 +150,9 @@ class Releasing:
             for device_class, link in links.items()
         }
         tables = {
-            device_class: msgspec.structs.replace(one.table, offload=wish.offload)
+            device_class: msgspec.structs.replace(
+                one.table, offload=wish.offload, providers=device_profile(device_class).providers
+            )
             for device_class, one in planned.items()
         }
         layer_s = {

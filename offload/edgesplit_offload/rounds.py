@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from edgesplit_offload.talk import Message, Question, Told
 
-ROUND_S = 2.0
+ROUND_S = 5.0
 """How long all have to answer."""
 
 

@@ -124,11 +124,15 @@ class Shelf:
     """Models by name, from releases that are opened on first use."""
 
     def __init__(
-        self, open_release: Opener, runtime: Runtime, memory: Memory, most_releases: int = MOST_RELEASES
+        self,
+        open_release: Opener,
+        runtime: Runtime,
+        memory: Memory | None = None,
+        most_releases: int = MOST_RELEASES,
     ) -> None:
         self._open_release = open_release
         self._runtime = runtime
-        self._memory = memory
+        self._memory = memory or Memory()
         self._most = most_releases
         self._lock = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}

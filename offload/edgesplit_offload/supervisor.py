@@ -115,16 +115,17 @@ class Supervisor:
 
     def stop(self, drain_s: float) -> None:
         """Accept no more, let the processes finish what runs, and see them end."""
-        self.notice()
         self._stopping.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for one in self._now():
+            one.say(Drain(drain_s))
         for thread in (self._accepting, self._keeping):
             if thread.is_alive():
                 thread.join()
+        self._listener.close()
         serving = self._now()
-        for one in serving:
+        for one in serving:  # one may have been started meanwhile
             one.say(Drain(drain_s))
         deadline = monotonic() + drain_s + KILL_S
         for one in serving:

@@ -137,6 +137,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     device_s: Amount = 0.0
     link_s: Amount = 0.0
     remote_s: Amount = 0.0
+    trouble: Annotated[str, Meta(max_length=400)] = ""
+    """Why the release runs otherwise than it should: worker processes lost, an accelerator gone."""
     phases: Annotated[tuple[PhaseSeconds, ...], Meta(max_length=24)] = ()
     """Where the requests' time went; left away where the message would grow too long, and by agents before 0.2."""
     joules: Amount = 0.0

@@ -194,6 +194,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Largest sampled `server_load` and `device_slowdown`. Empty: none was sampled."""
     tiers: tuple[str, ...] = ()
     """From the device outwards, where there are more than device and cloud."""
+    providers: tuple[str, ...] = ()
+    """Accelerators that devices of this class try first, in this order (`edgesplit.providers`)."""
 
     def row(self, name: str) -> Row:
         """The row of that name, or of `NAME~K` its far half beyond its K-th further link; KeyError if there is none."""
@@ -226,9 +228,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """Factor on the device's seconds: 1 is as planned."""
     remote_ok: bool = True
     """False while the breaker is open: only rows that need nobody else count."""
-    risk_s: float = 0.0
-    """What a request that leaves the device pays on average for clouds that come too late: seconds, in which the device
-    works. Weighs in the choice, and is in no prediction of one request's time."""
+    risk_s: dict[str, float] = {}
+    """By row: what a request pays on average for a cloud that comes too late, in seconds, in which the device works.
+    Weighs in the choice, and is in no prediction of one request's time."""
 
 
 class Hysteresis(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,15 +299,16 @@ def slowest_s(row: Row, now: Conditions) -> float:
 
 def cost(row: Row, now: Conditions, weights: Mapping[str, float], power: Power | None = None) -> float:
     """What the plan wants least of: seconds by default, else the weighted sum of seconds and joules."""
-    seconds = latency_s(row, now) + (0.0 if row.is_local else now.risk_s)
+    risk_s = now.risk_s.get(row.name, 0.0)
+    seconds = latency_s(row, now) + risk_s
     if not weights:
         return seconds
     total = 0.0
     if "latency" in weights:
         total = weights["latency"] * seconds
     if "energy" in weights:
-        wasted_j = 0.0 if row.is_local or power is None else power.busy_watts * now.risk_s
-        total += weights["energy"] * (energy_j(row, now, power or Power()) + wasted_j)
+        drawn = power or Power()
+        total += weights["energy"] * (energy_j(row, now, drawn) + drawn.busy_watts * risk_s)
     if "throughput" in weights:
         total += weights["throughput"] * slowest_s(row, now)
     return total
@@ -360,7 +363,7 @@ def _as_far_as_known(plan: Plan, now: Conditions) -> Conditions:
         server_load=load,
         device_slowdown=slowdown,
         remote_ok=now.remote_ok and link.rtt_s != math.inf and now.server_load != math.inf,
-        risk_s=now.risk_s if 0 <= now.risk_s < math.inf else 0.0,
+        risk_s=now.risk_s,
     )
 
 

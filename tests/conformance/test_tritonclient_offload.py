@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from edgesplit import codecs
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CODEC, CUT, DIGEST, MID, REMOTE, HandmadeRelease
+from offload_world import Serving, signed_release
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +145,175 @@ def test_errors_carry_their_status_and_reason(
         client.infer(model, inputs, outputs=wanted)
     assert raised.value.status() == status
     assert words in raised.value.message()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_large_answer_comes_in_the_coding_that_is_asked_for(
+    client: triton.InferenceServerClient, coding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And both ways at once; a small one comes plain, which the client takes as well."""
+    monkeypatch.setattr("edgesplit_offload.server.COMPRESSED_FROM", 1)
+    result = client.infer(CUT, mid(), request_compression_algorithm=coding, response_compression_algorithm=coding)
+    np.testing.assert_array_equal(result.as_numpy("out"), 2 * MID)
+    np.testing.assert_array_equal(result.as_numpy("same"), MID)
+
+
+def test_bodies_made_and_read_without_the_client(client: triton.InferenceServerClient) -> None:
+    """What the client's static methods make is what we take, and they read what we answer."""
+    body, length = triton.InferenceServerClient.generate_request_body(mid())
+    headers = {"Inference-Header-Content-Length": str(length)} if length else {}
+    response = client._post(f"v2/models/{CUT}/infer", body, headers, None)
+    told = response.get("Inference-Header-Content-Length")
+    result = triton.InferenceServerClient.parse_response_body(
+        bytes(response.read()), header_length=int(told) if told else None
+    )
+    np.testing.assert_array_equal(result.as_numpy("out"), 2 * MID)
+
+
+def test_models_are_loaded_and_unloaded(client: triton.InferenceServerClient) -> None:
+    """The index says which run without loading; unloading lets go of memory, and the next request loads again."""
+    client.load_model(CUT)
+    assert entry(client, CUT) == {"name": CUT, "version": "1", "state": "READY"}
+    client.unload_model(CUT)
+    assert entry(client, CUT)["reason"] == "loaded on demand"
+    np.testing.assert_array_equal(client.infer(CUT, mid()).as_numpy("out"), 2 * MID)
+    client.unload_model(CUT, unload_dependents=True)
+    assert client.is_model_ready(CUT)
+    assert "reason" not in entry(client, CUT)
+    for refused in (
+        lambda: client.load_model("digits"),
+        lambda: client.unload_model("digits"),
+        lambda: client.load_model(CUT, config='{"max_batch_size": 8}'),
+    ):
+        with pytest.raises(InferenceServerException, match=r"unknown model|as it was signed"):
+            refused()
+
+
+def entry(client: triton.InferenceServerClient, model: str) -> dict[str, str]:
+    (found,) = (one for one in client.get_model_repository_index() if one["name"] == model)
+    return found
+
+
+def test_statistics_count_what_was_asked(client: triton.InferenceServerClient) -> None:
+    """Of one model, of one version, and of all: as many as were answered and failed, with their times."""
+
+    def of(told: dict[str, Any]) -> dict[str, Any]:
+        (found,) = (one for one in told["model_stats"] if one["name"] == REMOTE)
+        return found
+
+    client.infer(REMOTE, [tensor("a", MID), tensor("b", MID)])
+    before = of(client.get_inference_statistics(REMOTE))
+    for _ in range(3):
+        client.infer(REMOTE, [tensor("a", MID), tensor("b", MID)])
+    with pytest.raises(InferenceServerException):
+        client.infer(REMOTE, mid())
+    for told in (client.get_inference_statistics(REMOTE, "1"), client.get_inference_statistics()):
+        after = of(told)
+        assert after["inference_count"] - before["inference_count"] == 3
+        assert after["execution_count"] - before["execution_count"] == 3
+        assert after["last_inference"] >= before["last_inference"] > 0
+        stats, was = after["inference_stats"], before["inference_stats"]
+        assert stats["success"]["count"] - was["success"]["count"] == 3
+        assert stats["fail"]["count"] - was["fail"]["count"] == 1
+        assert stats["success"]["ns"] > was["success"]["ns"]
+        for phase in ("queue", "compute_input", "compute_infer", "compute_output"):
+            assert stats[phase]["count"] - was[phase]["count"] == 3
+        assert [one["batch_size"] for one in after["batch_stats"]] == [1]
+    with pytest.raises(InferenceServerException, match="unknown model"):
+        client.get_inference_statistics("digits")
+
+
+def test_trace_and_log_settings(client: triton.InferenceServerClient) -> None:
+    """They are told; log levels can be set, and what cannot be set says so."""
+    assert client.get_trace_settings()["trace_level"] == ["OFF"]
+    assert client.get_trace_settings(CUT) == client.update_trace_settings(CUT, {"trace_level": ["OFF"]})
+    root = logging.getLogger()
+    level = root.level
+    try:
+        assert client.update_log_settings({"log_info": False})["log_info"] is False
+        assert (root.level, client.get_log_settings()["log_warning"]) == (logging.WARNING, True)
+        assert client.update_log_settings({"log_verbose_level": 1})["log_verbose_level"] == 1
+    finally:
+        root.setLevel(level)
+    for refused in (
+        lambda: client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}),
+        lambda: client.update_trace_settings(settings={"trace_colour": "red"}),
+        lambda: client.update_log_settings({"log_file": "/tmp/x"}),
+        lambda: client.update_log_settings({"log_info": "no"}),
+        lambda: client.get_trace_settings("digits"),
+    ):
+        with pytest.raises(InferenceServerException):
+            refused()
+
+
+def test_shared_memory_is_refused_with_its_reason(client: triton.InferenceServerClient) -> None:
+    """None is registered and none can be: clients are elsewhere. Unregistering what is not there is no error."""
+    assert client.get_system_shared_memory_status() == []
+    assert client.get_cuda_shared_memory_status() == []
+    for unregister in (client.unregister_system_shared_memory, client.unregister_cuda_shared_memory):
+        unregister()
+        unregister("mine")
+    for refused in (
+        lambda: client.register_system_shared_memory("mine", "/mine", 64),
+        lambda: client.register_cuda_shared_memory("mine", b"handle", 0, 64),
+    ):
+        with pytest.raises(InferenceServerException, match="shared memory is not taken"):
+            refused()
+    for status in (client.get_system_shared_memory_status, client.get_cuda_shared_memory_status):
+        with pytest.raises(InferenceServerException, match="no shared memory region 'mine'"):
+            status("mine")
+    inside = triton.InferInput("mid", [1, 4], "FP32")
+    inside.set_shared_memory("mine", 16)
+    with pytest.raises(InferenceServerException):
+        client.infer(CUT, [inside])
+
+
+CALLS_TESTED_HERE = {
+    "async_infer", "close", "generate_request_body", "get_cuda_shared_memory_status", "get_inference_statistics",
+    "get_log_settings", "get_model_config", "get_model_metadata", "get_model_repository_index", "get_server_metadata",
+    "get_system_shared_memory_status", "get_trace_settings", "infer", "is_model_ready", "is_server_live",
+    "is_server_ready", "load_model", "parse_response_body", "plugin", "register_cuda_shared_memory",
+    "register_plugin", "register_system_shared_memory", "unload_model", "unregister_cuda_shared_memory",
+    "unregister_plugin", "unregister_system_shared_memory", "update_log_settings", "update_trace_settings",
+}  # fmt: skip
+
+
+def test_every_call_that_the_client_has_is_tested_here() -> None:
+    """A call that a later version brings fails this, and is then looked at."""
+    assert {name for name in dir(triton.InferenceServerClient) if not name.startswith("_")} == CALLS_TESTED_HERE
+
+
+def test_a_plugin_of_the_client_adds_its_headers(client: triton.InferenceServerClient) -> None:
+    """Headers that mean nothing to us are no error."""
+    from tritonclient.http.auth import BasicAuth
+
+    client.register_plugin(BasicAuth("user", "password"))
+    assert client.plugin() is not None
+    assert client.is_server_live()
+    client.unregister_plugin()
+
+
+def test_several_processes_answer_as_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Statistics are summed over all of them, loading reaches each, and their index is one."""
+    signed = signed_release(tmp_path_factory.mktemp("signed"))
+    with Serving(signed, "--processes", 2) as serving, ExitStack() as stack:
+        clients = [
+            stack.enter_context(triton.InferenceServerClient(f"127.0.0.1:{serving.port}", concurrency=1))
+            for _ in range(4)
+        ]
+        for one in clients:
+            assert one.is_server_ready()
+        clients[0].load_model(signed.model)
+        for n, one in enumerate(clients):
+            np.testing.assert_array_equal(
+                one.infer(signed.model, [tensor("mid", n * MID)]).as_numpy("out"), 2 * n * MID
+            )
+        for one in clients:
+            (told,) = one.get_inference_statistics(signed.model)["model_stats"]
+            assert told["inference_count"] == 4
+            assert "reason" not in entry(one, signed.model)
+        clients[1].unload_model(signed.model)
+        assert all(entry(one, signed.model)["reason"] == "loaded on demand" for one in clients)
 
 
 def test_what_is_not_there_is_not_ready(client: triton.InferenceServerClient) -> None:

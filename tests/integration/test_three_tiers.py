@@ -196,10 +196,13 @@ def test_a_killed_gateway_leaves_the_device_answering(tiers: Tiers) -> None:
     tiers.deploy_on_three()
     tiers.helped_by_both()
 
-    tiers.gateway.process.kill()
-    for jpeg in JPEGS:
+    def is_alone(jpeg: bytes) -> bool:
         report = tiers.answer(jpeg)
-        assert report.fallback or report.row == LOCAL
+        return report.fallback or report.row == LOCAL
+
+    tiers.gateway.process.kill()
+    eventually("its server went with it", lambda: is_alone(JPEGS[0]))
+    assert all(is_alone(jpeg) for jpeg in JPEGS)
     tiers.gateway.start()
 
     tiers.helped_by_both()

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from edgesplit.plan import Link, Plan, Power, Row, energy_j, latency_s, marginal_j
 from edgesplit_agent.choosing import DWELL_S, Chooser, Held, Situation, decide
 from edgesplit_agent.link_meter import LinkMeter
+from edgesplit_agent.power_bank import PowerBank
 from edgesplit_agent.stance import PERFORMANCE, Stance
 
 GOOD = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
@@ -145,10 +146,11 @@ def test_a_forced_row_is_taken_whatever_the_stance() -> None:
 
 def test_after_a_change_the_device_stays_for_a_while() -> None:
     """Back to the device at once, away from it only after a while: so a link that flaps turns little over."""
-    still, saver = Held("local", 10.0), Stance("balanced")
+    still, saver = Held("local", 10.0, "balanced"), Stance("balanced")
     assert named(decide(PLAN, at(now=10.0 + DWELL_S / 2, may_hedge=False), saver, still)) == "local"
     assert named(decide(PLAN, at(now=10.0 + DWELL_S, may_hedge=False), saver, still)) == "remote"
-    assert named(decide(PLAN, at(1e3, now=10.1, may_hedge=False), saver, Held("remote", 10.0))) == "local"
+    assert named(decide(PLAN, at(1e3, now=10.1, may_hedge=False), saver, replace(still, row="remote"))) == "local"
+    assert named(decide(PLAN, at(now=10.1, may_hedge=False), saver, Held("local", 10.0))) == "remote"  # another stance
 
 
 def test_a_capped_clock_moves_the_choice_with_the_first_request() -> None:
@@ -172,13 +174,41 @@ def test_changes_of_rows_are_bounded(decades: list[float], mode: str) -> None:
     assert all(later - sooner >= DWELL_S - 1e-6 for sooner, later in pairwise(ups))
 
 
-def test_the_chooser_counts_requests_and_forgets() -> None:
-    """The rate is that of the last ten seconds; another release begins anew."""
-    chooser = Chooser(lambda: Stance(watts=2.4))
-    names = [named(chooser.choose("m", PLAN, at(2e5, now=place * 10.0))) for place in range(3)]
-    assert names == ["cut-1"] * 3
-    for place in range(30):
-        name = named(chooser.choose("m", PLAN, at(2e5, now=40.0 + place)))
-    assert name == "remote" and chooser.why("m") == "within the power budget"
+def test_what_a_budget_saves_may_be_spent_and_what_is_owed_is_not() -> None:
+    """Saved up, a dearer row is paid for a while; owed, even a row within its share is not."""
+    seen, tight = at(2e5, per_s=1.0), Stance(watts=2.4)
+    assert named(decide(PLAN, seen, tight)) == "remote"
+    assert named(decide(PLAN, replace(seen, saved_j=1.0), tight)) == "cut-1"
+    assert named(decide(PLAN, replace(at(2e5, per_s=1.0), saved_j=-1.0), Stance(watts=2.5))) == "remote"
+
+
+def test_the_average_stays_within_the_budget() -> None:
+    """A request a second: rows alternate, and the average does not exceed what idling leaves of 2.36 W."""
+    chooser, spent = Chooser(lambda: Stance(watts=2.36)), 0.0
+    taken = set()
+    for place in range(300):
+        choice = chooser.choose("m", PLAN, at(2e5, now=float(place)))
+        assert choice is not None
+        joules = marginal_j(choice.row, at(2e5).conditions(), POWER)
+        chooser.spent(joules)
+        spent += joules
+        taken.add(choice.row.name)
+    assert taken == {"cut-1", "remote"} and spent / 300 <= 0.36 * 1.02
+
+
+def test_the_bank_is_bounded_and_follows_the_budget() -> None:
+    """Ten seconds' worth at the most, saved or owed; nothing is saved before the first request."""
+    bank = PowerBank().until(100.0, 2.0)
+    assert bank.saved_j == 0.0
+    assert bank.until(101.0, 2.0).saved_j == pytest.approx(2.0)
+    assert bank.until(1e6, 2.0).saved_j == pytest.approx(20.0)
+    assert bank.spent(1e6).saved_j == pytest.approx(-20.0)
+    assert bank.until(1e6, -1.0).saved_j == 0.0  # a budget below idling saves nothing and owes nothing
+
+
+def test_another_release_begins_anew() -> None:
+    """Nothing is held of the one before."""
+    chooser = Chooser(lambda: Stance("saver"))
+    assert named(chooser.choose("m", PLAN, at(may_hedge=False))) == chooser.row_of("m") == "remote"
     chooser.forget("m")
     assert chooser.row_of("m") == "" and chooser.why("m") == ""

@@ -64,7 +64,7 @@ def write(world: RecutWorld, folder: Path, one: Made, proof: dict[str, bytes]) -
 def load_remotely(world: RecutWorld, folder: Path, one: Made) -> None:
     """As an offload server loads the far half of the first row."""
     shelf = Shelf(releases_in(folder, world.bootstrap), OnnxRuntime())
-    shelf.model(oip.remote_name(one.digest, CLASS, one.manifest.plans[CLASS].rows[0].name)).programs()
+    shelf.model(oip.remote_name(one.digest, CLASS, one.manifest.plans[CLASS].rows[0].name)).half.load()
 
 
 # The good case

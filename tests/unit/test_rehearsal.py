@@ -83,7 +83,7 @@ def best_static_s(here: Scene) -> float:
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("policy", [Adaptive(may_hedge=False), Adaptive()], ids=["switching", "racing"])
+@pytest.mark.parametrize("policy", [Adaptive(hedge_part=0.0), Adaptive()], ids=["switching", "racing"])
 def test_adapting_is_never_far_worse_than_the_best_row_held_for_ever(path: Path, policy: Policy) -> None:
     """Also without a budget for hedging: at most 10 % above the row that turns out best."""
     here = scene(read_uplink_trace(path))
@@ -97,7 +97,7 @@ def test_a_link_that_flaps_turns_little_over(phase_s: float, low: float, high: f
     """Good and bad in turns of two seconds and more, no hedging: rows that leave the device are taken up once in a
     dwell at most, and the mean stays within 10 % of the best row's."""
     here = scene(phases([10**high, 10**low] * 6, phase_s))
-    told = rehearse(here, Adaptive(may_hedge=False))
+    told = rehearse(here, Adaptive(hedge_part=0.0))
     ups = [
         place * here.period_s
         for place, (before, after) in enumerate(pairwise(told), 1)
@@ -111,7 +111,7 @@ def test_a_link_that_flaps_turns_little_over(phase_s: float, low: float, high: f
 def test_a_link_that_is_gone_loses_nothing() -> None:
     """Ten seconds without a packet: answered by the device, in time, by every policy but the oracle's help."""
     trace = uplink_trace([*steady(5e5, 4).moments_ms, *(14_000 + one for one in steady(5e5, 4).moments_ms)])
-    for policy in (Adaptive(), Adaptive(may_hedge=False), Adaptive(Stance("saver")), Always("remote")):
+    for policy in (Adaptive(), Adaptive(hedge_part=0.0), Adaptive(Stance("saver")), Always("remote")):
         assert all(one.in_time for one in rehearse(scene(trace, 60), policy))
 
 
@@ -126,3 +126,19 @@ def test_saver_is_never_dearer_than_answering_alone() -> None:
         assert spent["saver"] <= 1.02 * (LOCAL.device_joules or 0.0)
         if path.stem in ("lte-parked", "wifi-walk"):
             assert spent["saver"] <= 1.02 * min(spent.values())
+
+
+@pytest.mark.parametrize("watts", [2.9, 3.5, 4.1])
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_a_power_budget_is_kept_where_any_row_keeps_it(path: Path, watts: float) -> None:
+    """Average power over the trace, idling included, against the row that draws least; nothing is lost for it."""
+    here = scene(read_uplink_trace(path))
+
+    def drawn(policy: Policy) -> float:
+        told = rehearse(here, policy)
+        assert all(one.in_time for one in told)
+        beyond = statistics.fmean(one.joules - POWER.idle_watts * one.seconds for one in told)
+        return POWER.idle_watts + beyond / here.period_s
+
+    least = min(drawn(Always(row.name)) for row in here.plan.rows)
+    assert drawn(Adaptive(Stance(watts=watts), hedge_part=0.0)) <= 1.03 * max(watts, least)
