@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgesplit.http1 import Request, Response, Server
+from edgesplit.plan import Hop
 from edgesplit.remote import Remote
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.load import load_slices
@@ -22,11 +23,13 @@ from edgesplit.seen.spans import OFF, Tracer
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import Engine, Observer, Settings
 from edgesplit_agent.worker.host import InProcess
+from edgesplit_offload.onward import Onward
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, HandmadeRelease
 
 INPUTS = {"a": np.ones((1, 4), np.float32), "b": np.ones((1, 4), np.float32)}
 MODEL = "handmade"
+TIERS = ("device", "edge", "cloud")
 
 
 @contextmanager
@@ -89,6 +92,30 @@ def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[in
         return response.status, response.read()
     finally:
         connection.close()
+
+
+@contextmanager
+def three_tiers(folder: Path, *, device: Tracer, edge: Tracer, cloud: Tracer) -> Iterator[Engine]:
+    """The device sends everything to a gateway's server, which runs one slice and asks the cloud for the other."""
+    release = HandmadeRelease(folder)
+    plan = release.manifest.plans[DEVICE_CLASS]
+    beyond = Hop(tier="cloud", remote=("s02-tail",), sends=("mid",), receives=("out", "same"))
+    remote = next(row for row in plan.rows if row.name == "remote")
+    only = msgspec.structs.replace(plan, rows=(msgspec.structs.replace(remote, hops=(beyond,)),), tiers=TIERS)
+    release.manifest = msgspec.structs.replace(release.manifest, plans={DEVICE_CLASS: only})
+    far = OffloadServer(folder, b"", open_release=release.open, tracer=cloud)
+    far.start()
+    near = OffloadServer(folder, b"", open_release=release.open, tracer=edge, onward=Onward(Remote(far.url)))
+    near.start()
+    engine = Engine(DEVICE_CLASS, Remote(near.url), settings=Settings(idle_probe_s=3600.0), tracer=device)
+    engine.serve(MODEL, ActiveRelease(DIGEST, release.manifest, only, InProcess({})))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+        near.stop(1.0)
+        far.stop(1.0)
 
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

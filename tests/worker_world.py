@@ -36,6 +36,7 @@ ENDLESS = np.full((1, 4), 200, np.float32)
 GREEDY = np.full((1, 4), 2.0**29, np.float32)
 DEADLY = np.full((1, 4), -(2.0**31), np.float32)
 BOUNDS = Bounds(512 * 2**20, run_s=0.2)
+PLAIN = Setup()
 LOCAL = Row(name="local", device=("s",), device_s=0.01)
 AWAY = Row(name="remote", remote=("s",), sends=("x",), receives=("y",), up_bytes=300, remote_s=0.5)
 
@@ -116,10 +117,12 @@ class Shelf:
 
 
 @contextmanager
-def hosted(folder: Path, nodes: list[NodeProto], *rows: Row, bounds: Bounds = BOUNDS, **kind: Any) -> Iterator[Hosted]:
+def hosted(
+    folder: Path, nodes: list[NodeProto], *rows: Row, bounds: Bounds = BOUNDS, setup: Setup = PLAIN, **kind: Any
+) -> Iterator[Hosted]:
     """That model in a worker."""
     shelf: Any = Shelf(folder / "slice", nodes, *rows)
-    host = Hosted(shelf, shelf.plan, Setup(), bounds, **kind)
+    host = Hosted(shelf, shelf.plan, setup, bounds, **kind)
     try:
         yield host
     finally:

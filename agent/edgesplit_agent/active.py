@@ -19,8 +19,10 @@ import numpy as np
 from edgesplit import codecs, oip
 from edgesplit.errors import InferenceFailed, MalformedMessage, TrustError, UsageError
 from edgesplit.floor import Floor, breach
+from edgesplit.foreign import ForeignServer
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
+from edgesplit.providers import GONE
 from edgesplit.release import Compiled, Golden, Manifest, TensorSpec
 from edgesplit.releases import Release
 from edgesplit.runtime import Tensor, Tensors, Timing
@@ -44,6 +46,8 @@ class ActiveRelease:
     emulated: bool = False
     measured_s: dict[str, float] = field(default_factory=dict)
     """Seconds by slice as they were here, smoothed."""
+    gone: dict[str, str] = field(default_factory=dict)
+    """Compiled slices that failed in a run, and how: until the release is loaded again their twins run."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -80,7 +84,8 @@ class ActiveRelease:
     def _stands_for(self, compiled: Compiled, wanted: set[str]) -> bool:
         """Whether that slice runs here, and does all of these but what decodes the input."""
         work = {one.name for one in self.manifest.slices if one.name in wanted and one.format != "input"}
-        return compiled.slice.name in self.host.slices and set(compiled.covers) == work
+        here = compiled.slice.name in self.host.slices and compiled.slice.name not in self.gone
+        return here and set(compiled.covers) == work
 
     def run(
         self, order: Sequence[str], tensors: Tensors, timing: Timing | None = None, until: float = math.inf
@@ -93,7 +98,34 @@ class ActiveRelease:
         with self._lock:
             known = [self.measured_s.get(name) for name in order]
         expected_s = None if None in known else sum(one or 0.0 for one in known)
-        return self.host.run(Job(order, tensors, until, expected_s), timing if timing is not None else Timing())
+        timing = timing if timing is not None else Timing()
+        try:
+            return self.host.run(Job(order, tensors, until, expected_s), timing)
+        except InferenceFailed as failure:
+            twins = self._without_the_accelerator(order, failure)
+            if twins is None:
+                raise
+            return self.host.run(Job(twins, tensors, until), timing)
+
+    def _without_the_accelerator(self, order: Sequence[str], failure: InferenceFailed) -> list[str] | None:
+        """The same by the compiled slice's twins on the CPU, which run from now on; None where none was among them."""
+        compiled = next((one for one in self.manifest.compiled if one.slice.name in order), None)
+        if compiled is None:
+            return None
+        log.error("%s: %s, the CPU runs instead: %s", self.manifest.model, GONE, failure)
+        self.gone[compiled.slice.name] = f"{compiled.slice.name}: {GONE}, the CPU runs instead: {failure}"
+        here = (*(name for name in order if name != compiled.slice.name), *compiled.covers)
+        return self.order(here)
+
+    @property
+    def trouble(self) -> str:
+        """Why it runs otherwise than it should: workers that are lost, an accelerator that is gone. Empty where it
+        does not."""
+        status = self.host.status()
+        said = [*self.gone.values(), *status.get("notes", ())]
+        if status.get("lost_in_a_row"):
+            said.append(f"{status['lost_in_a_row']} workers lost in a row, the last {status['last_lost']}")
+        return "; ".join(said)
 
     def tail(self, row: Row) -> list[str] | None:
         """What is left to run here after `row`'s own slices, if the device finishes alone; None where it cannot."""
@@ -138,6 +170,8 @@ def plan_for(manifest: Manifest, device_class: str, floor: Floor | None = None) 
 def _barred(row: Row, plan: Plan, manifest: Manifest, floor: Floor, known: Collection[str]) -> str:
     """Why this device does not run the row; empty where it does."""
     strange = sorted(set(row.codecs.values()) - set(codecs.CODECS)) or sorted(set(row.receives) - set(known))
+    if row.compress and plan.offload and not ForeignServer.parse(plan.offload).unpacks_gzip:
+        return f"it is sent compressed, which {plan.offload} is not known to undo"
     return breach(row, plan, manifest, floor) or (f"it needs {strange[0]!r}, unknown here" if strange else "")
 
 
@@ -162,6 +196,11 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
     for name, want in expected.outputs.items():
         if name not in live or not close(live[name], want):
             raise InferenceFailed(f"golden input: output {name!r} is not what the whole model gave")
+
+
+def golden_inputs(golden: Golden, chunk: Callable[[str], bytes]) -> Tensors:
+    """What a golden request carries."""
+    return oip.decode_request(*_with_header_length(chunk(golden.request.sha256))).inputs
 
 
 def close(got: Tensor, want: Tensor) -> bool:

@@ -17,20 +17,22 @@ import edgesplit
 from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Response, Server
-from edgesplit.links import host_and_port
+from edgesplit.links import host_and_port, parse_link
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
 from edgesplit.remote import Remote
+from edgesplit.report import phases
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
-from edgesplit.runtime.setup import Setup
-from edgesplit.seen import spans
+from edgesplit.runtime.setup import Optimise, Setup
+from edgesplit.seen import logs, spans
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.families import AGENT_INFO
 from edgesplit.seen.ledger import gauge
 from edgesplit.seen.listener import metrics_server
+from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.chunks import ChunkStore
@@ -40,11 +42,16 @@ from edgesplit_agent.engine import Settings as EngineSettings
 from edgesplit_agent.enrolment import credentials
 from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
+from edgesplit_agent.foreign import ForeignServers, Trust
 from edgesplit_agent.gateway import GatewayServer, Onward
-from edgesplit_agent.hedging import PART
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
+from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.renewal import Renewing, certificate_in_use
+from edgesplit_agent.sensors import ROOT as SYSFS
+from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
+from edgesplit_agent.tuner import Tuner
+from edgesplit_agent.tuning import Allowed, Memory
 from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
 from edgesplit_agent.way import Way
@@ -60,6 +67,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 4
+MOST_CORES = 16
+"""That tuning tries; a device has fewer."""
+NO_POWER = "the plan has no power figures: power budget and battery policy do not count for it (deploy the model again)"
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,8 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    foreign: Trust = field(default_factory=Trust)
+    """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
@@ -97,6 +109,15 @@ class AgentSettings:
     """HOST:PORT at which devices offload to this one; None: nobody does."""
     metrics: tuple[str, int] | None = None
     """Where Prometheus may read from outside of this device; None: only on localhost, where applications ask."""
+    power: PowerWishes = field(default_factory=PowerWishes)
+    """What the operator wants of battery and power."""
+    sensors_root: Path | None = None
+    """Where sysfs is; None: /sys, and nowhere on an emulated device, whose host's sensors are not its own."""
+    link_trace: UplinkTrace | None = None
+    """The emulated link's uplink follows it."""
+    gateway_metrics: str = ""
+    """ADDRESS:PORT of the same for a gateway's server; empty: nowhere."""
+    log_format: logs.Format = "text"
     socket: LocalSocket = field(default_factory=LocalSocket)
     """Where applications reach it without TCP."""
     threads: int = 0
@@ -105,8 +126,12 @@ class AgentSettings:
     """Models run in worker processes, not in the agent's own."""
     worker_memory_bytes: int = 0
     """That one worker may take; 0: half of the machine's."""
+    optimise: Optimise = "fast"
+    """Whether engines may fuse further than slices were cut, where that was measured to be faster."""
+    providers: tuple[str, ...] | None = None
+    """Accelerators to try first, in order; None: what the plan names for this class of device."""
     hedge: Hedge = "auto"
-    hedge_budget: float = PART
+    hedge_budget: float | None = None
     """See `hedging`."""
 
 
@@ -126,22 +151,30 @@ class Agent:
         self._shaped: ShapedLink | None = None
         tls = credentials(folder).client_context()
         self._remote = self._make_remote(tls)
+        self._foreign = ForeignServers(settings.foreign, parse_link(settings.link) if settings.link else None)
         self._way = Way(
             self._remote, self._via, link=settings.link or "", stays=bool(settings.offload)
         )  # until the first statement is believed, to the cloud
+        self._power = PowerWatch(
+            settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
+        )
         self._engine = Engine(
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
+            remote_of=self._foreign.of,
         )  # fmt: skip
         self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
+        self._tuner = self._make_tuner(folder)
         self._work = Work(
             folder, identity, self._engine, store, self._start_host,
-            floor=settings.floor, hours=FetchHours(settings.fetch_hours), endpoint=lambda: answers(self.url),
-            lead=self._way.lead,
+            lead=self._way.lead, tuner=self._tuner,
+            floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
+            endpoint=lambda: answers(self.url),
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
@@ -151,6 +184,7 @@ class Agent:
 
     def start(self) -> None:
         """Serve what is here at once; then connect."""
+        self._power.start()
         want = self._work.boot()
         self._server.start()  # only now: an application that came earlier would be told of a model that is not here
         self._local_server = self._listen_locally()
@@ -197,6 +231,8 @@ class Agent:
         self._updater.stop()
         self._work.stopped()
         self._engine.stop()
+        self._power.stop()
+        self._foreign.stop()
         for release in self._engine.serving.values():
             release.host.close()
         self._way.stop()
@@ -231,6 +267,7 @@ class Agent:
             "floor": self._settings.floor.as_text(),
             "statement": want.counter if want else 0,
             "conditions": msgspec.to_builtins(now),
+            "power": self._power.status(),
             "breaker": self._engine.breaker.state,
             "gateway": self._way.gateway,
             "serves": self._serves(),
@@ -288,20 +325,32 @@ class Agent:
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
+            "why": self._engine.why(model) or self._unpowered(release.plan),
             "rows": predictions(release.plan, self._engine.conditions),
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
+            "trouble": release.trouble,
             "phases": self._metrics.split(release.manifest.model),
         }
+
+    def _unpowered(self, plan: Plan) -> str:
+        """What to tell an operator who asked for what this plan cannot be judged by."""
+        asked = self._settings.power.watts is not None or self._power.stance.mode != "performance"
+        return NO_POWER if asked and plan.power is None else ""
 
     def _own_part(self, release: str, error: Exception | None) -> None:
         self._updater.ran(release, error)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
-        self._windows.observe(model, result.report if isinstance(result, Answer) else None)
         release = self._engine.serving.get(model)
         named = release.manifest.model if release is not None else model
-        self._metrics.observe(named, result.report if isinstance(result, Answer) else result)
+        if isinstance(result, Answer):
+            split = phases(result.report)
+            self._windows.observe(model, result.report, split)
+            self._metrics.observe(named, result.report, split)
+        else:
+            self._windows.observe(model, None)
+            self._metrics.observe(named, result)
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         now = self._engine.conditions
@@ -309,11 +358,13 @@ class Agent:
         if not take:
             return None, worth
         windows = self._windows.take(self._engine.serving, now)
-        return telemetry(session, sequence, self._settings.emulate, now, windows), worth
+        return telemetry(session, sequence, self._settings.emulate, now, windows, self._power.seen()), worth
 
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""
-        setup = self._setup()
+        setup = self._setup(plan)
+        if self._tuner is not None:
+            setup = self._tuner.setup_of(release.digest, setup)
         if not self._settings.isolate:
             return in_process(lambda plan: self._runtime(plan, setup))(release, plan)
         bounds = Bounds(self._settings.worker_memory_bytes or default_memory(machine_memory()))
@@ -322,10 +373,22 @@ class Agent:
             release, plan, setup, bounds, slice_s=slice_s, processor=self._processor, lost=self._own_part
         )  # fmt: skip
 
-    def _setup(self) -> Setup:
+    def _make_tuner(self, folder: DataFolder) -> Tuner | None:
+        """An emulated device takes the time that its profile predicts, however it is set up."""
+        if self._settings.emulate or not self._settings.isolate:
+            return None
+        allowed = Allowed(
+            cores=min(os.cpu_count() or 1, MOST_CORES), threads=self._settings.threads, optimise=self._settings.optimise
+        )
+        return Tuner(Memory(folder.tuning_file), allowed)
+
+    def _setup(self, plan: Plan) -> Setup:
         if self._settings.emulate:
             return Setup(threads=self._settings.threads or 1)
-        return Setup(threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1))
+        return Setup(
+            threads=self._settings.threads or min(MOST_THREADS, os.cpu_count() or 1),
+            providers=self._settings.providers if self._settings.providers is not None else plan.providers,
+        )
 
     def _runtime(self, plan: Plan, setup: Setup) -> Runtime:
         engine = EngineByFormat(setup=setup)
@@ -338,13 +401,14 @@ class Agent:
             return None
         if not self._settings.link:
             return Remote(url, tls)
-        from edgesplit.links import parse_link
         from edgesplit.testing.link import ShapedLink
 
         parts = urlsplit(url if "://" in url else f"https://{url}")
         host, port = host_and_port(parts.netloc, "offload server")
         self._shaped = ShapedLink(host, port, parse_link(self._settings.link))
         self._shaped.start()
+        if self._settings.link_trace is not None:
+            self._shaped.follow(self._settings.link_trace)
         log.warning("the link to the offload server is emulated: %s", self._settings.link)
         return Remote(url, tls, via=self._via)
 
@@ -359,7 +423,9 @@ class Agent:
         if self._remote is None:
             raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
         onward = Onward(self._remote.url, self._via)
-        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward)
+        watched = self._settings.gateway_metrics
+        more = ["--log-format", self._settings.log_format, *(["--metrics", watched] if watched else [])]
+        return GatewayServer(self._folder, self._identity, self._settings.gateway, onward, more)
 
     def _serves(self) -> dict[str, str] | None:
         """Of a gateway: where it listens, and why devices cannot offload there, if they cannot."""

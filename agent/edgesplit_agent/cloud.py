@@ -14,8 +14,9 @@ from collections.abc import Callable
 from time import monotonic
 
 from edgesplit.breaker import Breaker
-from edgesplit.plan import Conditions, Link, Row
+from edgesplit.plan import Conditions, Link
 from edgesplit.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure
+from edgesplit_agent.choosing import Choice, Situation
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,9 @@ class Cloud:
         self._lock = threading.Lock()
         self._meter: LinkMeter | None = None
         self._breaker = Breaker()
-        self._out = 0
-        """Requests that were given leave to go to it and are not back."""
+        self._leaves: dict[int, float] = {}
+        """Requests that may go to it and are not back, by thread: since when the breaker's state is, in which they were
+        let go. Those that hang from before take nobody's room on trial."""
         self._last_sent = float("-inf")
         self._answered_at = float("-inf")
         """When a request was last answered, in full or by a refusal of its input."""
@@ -88,7 +90,7 @@ class Cloud:
     @property
     def out(self) -> int:
         """Requests that are with it, or on their way."""
-        return self._out
+        return len(self._leaves)
 
     @property
     def conditions(self) -> Conditions:
@@ -98,19 +100,21 @@ class Cloud:
 
     # One request
 
-    def decide(self, choose: Callable[[Conditions], Row | None]) -> tuple[Row | None, Conditions]:
-        """The row that `choose` takes in today's conditions. One that needs this cloud may go there until `leave`."""
+    def decide(self, choose: Callable[[Situation], Choice | None]) -> Choice | None:
+        """What `choose` takes in today's situation. A row that needs this cloud may go there until `leave`."""
         with self._lock:
-            now = self._conditions(self._breaker.has_room(self._out))
-            row = choose(now)
-            if row is not None and not row.is_local:
-                self._out += 1
-            return row, now
+            breaker = self._breaker
+            out = sum(since == breaker.since for since in self._leaves.values())
+            there = self._remote is not None and breaker.has_room(out)
+            choice = choose(Situation(self._meter or LinkMeter.of(WAKE_UP), monotonic(), there))
+            if choice is not None and not choice.row.is_local:
+                self._leaves[threading.get_ident()] = breaker.since
+            return choice
 
     def leave(self) -> None:
-        """A request that had leave needs the cloud no more."""
+        """The request of this thread needs the cloud no more."""
         with self._lock:
-            self._out -= 1
+            self._leaves.pop(threading.get_ident(), None)
 
     def ask(self, asked: Ask, call: Call, timeout_s: float) -> Outcome:
         """The exchange, and what it teaches. Never raises; blocks until `timeout_s` at the most."""
@@ -132,10 +136,13 @@ class Cloud:
         """Nobody waits for an answer any more: the cloud was slow."""
         self._learn(up_bytes, RemoteFailure("timeout", "given up", waited_s), monotonic() - waited_s)
 
-    def doubt(self, waited_s: float) -> None:
-        """A request has had no answer for longer than it should take: see whether anybody is there."""
+    def doubt(self, waited_s: float, up_bytes: int = 0) -> None:
+        """A request of so many bytes has had no answer for longer than it should take: see whether anybody is there.
+        The next one is chosen knowing that the link is at least that slow."""
         sent_at = monotonic() - waited_s
         with self._lock:
+            if self._meter is not None:
+                self._meter = self._meter.gave_up(up_bytes, waited_s, monotonic())
             if self._heard_at >= sent_at or not self._breaker.lets_through:
                 return
             self._doubted_at = self._doubted_at or monotonic()
@@ -171,14 +178,14 @@ class Cloud:
                 self._answered_at = self._heard_at = now
                 if self._meter is not None:
                     down = outcome.down_bytes
-                    self._meter = self._meter.transferred(up_bytes, down, outcome.link_s).loaded(outcome.load)
+                    self._meter = self._meter.transferred(up_bytes, down, outcome.link_s, now).loaded(outcome.load)
             elif outcome.cause == "rejected":  # a bad input says nothing about the cloud
                 self._answered_at = self._heard_at = now
             else:
                 refused = dead or outcome.cause == "refused"
                 self._breaker = self._breaker.failed(now, random.random(), refused=refused, sent_at=sent_at)
                 if outcome.cause == "timeout" and self._meter is not None:
-                    self._meter = self._meter.gave_up(up_bytes, outcome.elapsed_s)
+                    self._meter = self._meter.gave_up(up_bytes, outcome.elapsed_s, now)
             state = self._breaker.state
         if isinstance(outcome, RemoteFailure):
             log.info("cloud: %s: %s", outcome.cause, outcome.text)
@@ -262,10 +269,10 @@ class Cloud:
     def _rate(self, remote: Remote) -> None:
         outcome = remote.probe(PROBE_TIMEOUT_S)
         with self._lock:
-            self._last_sent = monotonic()
+            self._last_sent = now = monotonic()
             if self._meter is None:
                 return
             if isinstance(outcome, RemoteAnswer):
-                self._meter = self._meter.transferred(outcome.up_bytes, outcome.down_bytes, outcome.link_s)
+                self._meter = self._meter.transferred(outcome.up_bytes, outcome.down_bytes, outcome.link_s, now)
             elif outcome.cause == "timeout":
-                self._meter = self._meter.gave_up(PROBE_BYTES, outcome.elapsed_s)
+                self._meter = self._meter.gave_up(PROBE_BYTES, outcome.elapsed_s, now)

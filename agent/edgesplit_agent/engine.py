@@ -12,8 +12,10 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from time import perf_counter
+from dataclasses import dataclass, replace
+from time import monotonic, perf_counter
+
+import msgspec
 
 from edgesplit import oip, plan
 from edgesplit.breaker import Breaker
@@ -25,17 +27,21 @@ from edgesplit.seen import trace
 from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.wishes import NONE, Hedge, Wishes
 from edgesplit_agent.active import ActiveRelease
+from edgesplit_agent.choosing import Choice, Chooser, Situation, decide
 from edgesplit_agent.cloud import IDLE_PROBE_S, WAKE_UP, Cloud
 from edgesplit_agent.course import Course
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device, Live, OwnPart
+from edgesplit_agent.energy import spent_j
 from edgesplit_agent.finishing import Finishing, finished
-from edgesplit_agent.hedging import PART, Ledger
+from edgesplit_agent.hedging import Ledger, cost_of
 from edgesplit_agent.once import Once, key_of
-from edgesplit_agent.patience import MARGIN_S
+from edgesplit_agent.patience import MARGIN_S, tail_s
+from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.processor import Processor
 from edgesplit_agent.request import Answer, Expected, Request
 from edgesplit_agent.stale import LastGood
+from edgesplit_agent.turns import MODELS
 from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
@@ -46,7 +52,7 @@ DEADLINE_S = 2.0
 """Where a request names none."""
 LONGEST_DEADLINE_S = 3600.0
 IN_FLIGHT = 32
-"""Requests that may run, wait or be away."""
+"""Requests of one model that may run, wait or be away; of all together twice as many."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,8 @@ class Settings:
     idle_probe_s: float = IDLE_PROBE_S
     margin_s: float = MARGIN_S
     hedge: Hedge = "auto"
-    hedge_budget: float = PART
+    hedge_budget: float | None = None
+    """Early hedges may cost this part of what answering everything alone would cost; None: what the stance allows."""
 
 
 Observer = Callable[[str, "Answer | Exception"], None]
@@ -79,6 +86,7 @@ class Engine:
         own_part: OwnPart | None = None,
         remote_of: RemoteOf | None = None,
         tracer: Tracer = OFF,
+        power: PowerWatch | None = None,
     ) -> None:
         self._tracer = tracer
         self._settings = settings or Settings()
@@ -86,17 +94,19 @@ class Engine:
         self._remote_of = remote_of or (lambda release: None)
         self._lock = threading.Lock()
         self._serving: dict[str, ActiveRelease] = {}
-        self._rows: dict[str, str] = {}
+        self._power = power or PowerWatch()
+        self._chooser = Chooser(lambda: self._power.stance)
         self._started = self._stopped = False
         self._cloud = Cloud(remote, self._settings.idle_probe_s)
         self._others: dict[Remote, Cloud] = {}
         self._cloud_of: dict[ActiveRelease, Cloud] = {}
         room = self._settings.in_flight
         self._processor = Processor(room)
-        self._asking, self._running = Crew(2 * room, "asking"), Crew(2 * room, "answering")
+        self._asking, self._running = Crew(2 * MODELS * room, "asking"), Crew(2 * MODELS * room, "answering")
         margin_s = self._settings.margin_s
         self._device = Device(self._processor, self._running, margin_s, own_part or (lambda release, error: None))
-        self._ledger = Ledger(self._settings.hedge_budget)
+        budget = self._settings.hedge_budget
+        self._ledger = Ledger(lambda: self._power.stance.hedge_part if budget is None else budget)
         self._finishing = Finishing(
             device_class, self._device, self._processor, self._running,
             asking=self._asking, ledger=self._ledger, hedge=self._settings.hedge, margin_s=margin_s,
@@ -129,7 +139,6 @@ class Engine:
         remote = self._remote_of(release)
         with self._lock:
             self._serving = {**self._serving, model: release}
-            self._rows.pop(model, None)
             cloud = self._cloud_at(remote)
             self._cloud_of = {one: self._cloud_of.get(one, self._cloud) for one in self._serving.values()}
             self._cloud_of[release] = cloud
@@ -140,13 +149,13 @@ class Engine:
         """Answer `model` no more."""
         with self._lock:
             self._serving = {name: release for name, release in self._serving.items() if name != model}
-            self._rows.pop(model, None)
             self._cloud_of = {one: cloud for one, cloud in self._cloud_of.items() if one in self._serving.values()}
         self._forget(model)
 
     def _forget(self, model: str) -> None:
         """What was kept of the release before."""
         self._leave_unused()
+        self._chooser.forget(model)
         self._last_good.forget(model)
         self._ledger.forget(model)
 
@@ -157,12 +166,17 @@ class Engine:
 
     def row_of(self, model: str) -> str:
         """The row in use, empty before the first request."""
-        return self._rows.get(model, "")
+        return self._chooser.row_of(model)
+
+    def why(self, model: str) -> str:
+        """What kept the last request from the fastest row; empty where nothing did."""
+        return self._chooser.why(model)
 
     @property
     def conditions(self) -> Conditions:
         """What is known of the device, its own offload server and the link to it now."""
-        return self._cloud.conditions
+        seen = self._cloud.conditions
+        return msgspec.structs.replace(seen, device_slowdown=seen.device_slowdown * self._power.slowdown)
 
     @property
     def breaker(self) -> Breaker:
@@ -240,26 +254,23 @@ class Engine:
             ):
                 answer = self._answer(request)
         except Exception as error:
-            request.course.failed(error)
-            self._observe(request.model, error)
+            self._tell(request, error)
             raise
-        request.course.answered(answer.report)
-        self._observe(request.model, answer)
+        self._tell(request, answer)
         return answer
 
     def _answer(self, request: Request) -> Answer:
         release = request.release
 
-        def choose(now: Conditions) -> Row | None:
-            return self._choose(request.model, release, now)
+        def choose(seen: Situation) -> Choice | None:
+            return self._choose(request, seen)
 
         try:
             return self._by(request, choose)
         except _OwnPartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
-            rows = [row for row in release.plan.rows if not row.device]
             try:
-                return self._by(request, lambda now: plan.best(rows, now), cause="device")
+                return self._by(request, lambda seen: _without_the_device(release.plan, seen), cause="device")
             except _NoRow:  # what the device said is the reason
                 if not isinstance(failure.error, WorkerLost):
                     raise failure.error from None
@@ -268,26 +279,52 @@ class Engine:
         except _OwnPartFailed as again:
             raise again.error from None
 
-    def _by(self, request: Request, choose: Callable[[Conditions], Row | None], cause: str = "") -> Answer:
+    def _by(self, request: Request, choose: Callable[[Situation], Choice | None], cause: str = "") -> Answer:
         """The answer by the row chosen. `cause`: why it is not the first one chosen."""
         cloud = self._cloud_of.get(request.release, self._cloud)
-        row, now = cloud.decide(choose)
-        if row is None:
+        choice = cloud.decide(choose)
+        if choice is None:
             raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
-        expected = _expected(row, now, cause)
-        if row.is_local:
-            return finished(request, expected, self._own_part(request, row))
+        now = self.conditions if cloud is self._cloud else cloud.conditions
+        expected = _expected(choice, now, cause)
+        if choice.row.is_local:
+            return self._weighed(request, choice, finished(request, expected, self._own_part(request, choice.row)))
         try:
-            return self._finishing.finish(request, expected, self._own_part(request, row), now, cloud)
+            live = self._own_part(request, choice.row)
+            return self._weighed(request, choice, self._finishing.finish(request, expected, live, now, cloud))
         finally:
             cloud.leave()
 
-    def _choose(self, model: str, release: ActiveRelease, now: Conditions) -> Row | None:
-        with self._lock:
-            row = plan.choose(release.plan, now, self._rows.get(model))
-            if row is not None and self._serving.get(model) is release:
-                self._rows[model] = row.name
-            return row
+    def _choose(self, request: Request, seen: Situation) -> Choice | None:
+        model, release = request.model, request.release
+        situation = replace(
+            seen, may_hedge=self._may_hedge(request), deadline_s=request.left_s, slowdown=self._power.slowdown
+        )
+        if self._serving.get(model) is not release:  # the next request's release is another: nothing is held for it
+            return decide(release.plan, situation, self._power.stance)
+        return self._chooser.choose(model, release.plan, situation)
+
+    def _may_hedge(self, request: Request) -> bool:
+        """Whether the device could begin this request beside the cloud, and pay for it."""
+        mode = request.wishes.hedge or self._settings.hedge
+        if mode != "auto":
+            return mode == "always"
+        release, local = request.release, request.release.plan.local
+        if local is None or self._processor.is_wanted:
+            return False
+        alone_s = tail_s(local.device, release.measured_s, release.plan.slice_s, 1.0)
+        return self._ledger.allows(request.model, cost_of(alone_s, release.plan))
+
+    def _weighed(self, request: Request, choice: Choice, answer: Answer) -> Answer:
+        """The answer, with the joules that it took."""
+        told, plan_ = answer.report, request.release.plan
+        if plan_.power is None:
+            return answer
+        moving_s = told.latency_s - told.encode_s if told.fallback else told.link_s
+        predicted = spent_j(choice.row, plan_.power, told.device_s + told.encode_s, told.latency_s, max(0.0, moving_s))
+        self._chooser.spent(predicted - plan_.power.idle_watts * told.latency_s)
+        joules, basis = self._power.ledger.answered(plan_, predicted, told.latency_s, monotonic())
+        return replace(answer, report=msgspec.structs.replace(told, joules=joules, joules_basis=basis))
 
     def _own_part(self, request: Request, row: Row) -> Live:
         """What the device does first by this row; learns how fast it is beside its plan."""
@@ -300,12 +337,17 @@ class Engine:
         predicted = release.predicted_s(request.timing.seconds)
         measured = sum(s for name, s in request.timing.seconds.items() if name in release.plan.slice_s)
         for cloud in self._clouds():
-            cloud.computed(measured, predicted)
+            cloud.computed(measured / self._power.slowdown, predicted)
         return live
 
-    def _observe(self, model: str, result: Answer | Exception) -> None:
+    def _tell(self, request: Request, result: Answer | Exception) -> None:
+        """Those who watch; what goes wrong with them is not the request's."""
         try:
-            self._observer(model, result)
+            if isinstance(result, Answer):
+                request.course.answered(result.report)
+            else:
+                request.course.failed(result)
+            self._observer(request.model, result)
         except Exception:
             log.exception("nobody could be told what became of a request")
 
@@ -348,9 +390,16 @@ class _OwnPartFailed(Exception):
         self.error = error
 
 
-def _expected(row: Row, now: Conditions, cause: str) -> Expected:
+def _without_the_device(plan_: Plan, seen: Situation) -> Choice | None:
+    """The best row that leaves everything to the cloud."""
+    row = plan.best([row for row in plan_.rows if not row.device], seen.conditions())
+    return Choice(row) if row is not None else None
+
+
+def _expected(choice: Choice, now: Conditions, cause: str) -> Expected:
+    row = choice.row
     remote_s = plan.link_s(row, now.link) + row.beyond_s + (row.decode_s + row.remote_s) * now.server_load
-    return Expected(row, plan.latency_s(row, now), remote_s, cause)
+    return Expected(row, plan.latency_s(row, now), remote_s, cause, choice.early_s)
 
 
 def predictions(plan_: Plan, now: Conditions) -> dict[str, float]:

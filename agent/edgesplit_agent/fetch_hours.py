@@ -18,6 +18,7 @@ from edgesplit.errors import EdgeError, UsageError
 
 LOOK_AGAIN_S = 60.0
 """A clock may be set meanwhile, so nobody sleeps until an opening that is far."""
+LOOK_AT_POWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +75,38 @@ def next_opening(spans: Sequence[Span], now: float, zone: tzinfo | None = None) 
 class FetchHours:
     """The spans of one device and its clock."""
 
-    def __init__(self, spans: Sequence[Span] = (), now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        spans: Sequence[Span] = (),
+        now: Callable[[], float] = time.time,
+        hold: Callable[[bool], str] = lambda urgent: "",
+    ) -> None:
+        """`hold` says why the device cannot afford an update just now, given whether an operator wants it at once."""
         self._spans = tuple(spans)
         self._now = now
+        self._hold = hold
 
     @property
     def open(self) -> bool:
-        """It may fetch now."""
+        """It may fetch now, as far as the clock goes."""
         now = self._now()
         return next_opening(self._spans, now) <= now
 
+    def held(self, urgent: bool = False) -> bool:
+        """`check` would refuse."""
+        return bool(self._hold(urgent)) or not (urgent or self.open)
+
+    def check_power(self, urgent: bool = False) -> None:
+        """NotNow where the device cannot afford an update (a failing supply, an empty battery)."""
+        why = self._hold(urgent)
+        if why:
+            error = NotNow(f"waiting for power: {why}")
+            error.look_again_s = LOOK_AT_POWER_S
+            raise error
+
     def check(self, urgent: bool = False) -> None:
         """NotNow where it may not fetch now and the operator does not say that it is `urgent`."""
+        self.check_power(urgent)
         now = self._now()
         opening = next_opening(self._spans, now)
         if urgent or opening <= now:

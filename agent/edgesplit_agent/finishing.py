@@ -25,6 +25,7 @@ from edgesplit_agent.cloud import OVERDUE_S, Cloud
 from edgesplit_agent.course import DECODE, ENCODE, QUEUE, TAIL_QUEUE
 from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device
+from edgesplit_agent.foreign import coding_of
 from edgesplit_agent.hedging import Ledger, cost_of, moments, radio_joules, watts_of
 from edgesplit_agent.patience import LEAST_S, tail_s
 from edgesplit_agent.processor import Processor, Withdrawn
@@ -88,7 +89,10 @@ class Finishing:
         own_id = (
             f"{request.id}~{token_hex(4)}"  # an id may come again with other tensors: a replay of its answer must not
         )
-        asked = ask(name, own_id, sends, release.receives(row), left_s=request.left_s, compress=row.compress)
+        asked = ask(
+            name, own_id, sends, release.receives(row), left_s=request.left_s,
+            coding=coding_of(row, release.plan), planned_s=row.decode_s + row.remote_s,
+        )  # fmt: skip
         if release.emulated:
             wait_out(start, row.encode_s)
         request.course.timeline.add(ENCODE, start, perf_counter())
@@ -121,7 +125,7 @@ class Finishing:
             return
         seconds = tail_s(race.tail, release.measured_s, release.plan.slice_s, now.device_slowdown)
         mode = race.request.wishes.hedge or self._hedge
-        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s)
+        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s, race.expected.early_s)
         present = perf_counter()
         race.by_choice, race.by_need = present + when.by_choice, present + when.by_need
         local = release.plan.local
@@ -164,7 +168,7 @@ class Finishing:
         if present >= race.doubt_at:
             race.doubt_at = inf
             if race.failure is None:
-                cloud.doubt(race.waited_s)
+                cloud.doubt(race.waited_s, race.encoded.asked.up_bytes if race.expected.early_s is None else 0)
         if present >= race.overdue_at:
             race.overdue_at = inf
             if race.failure is None:

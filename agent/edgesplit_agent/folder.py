@@ -72,6 +72,7 @@ class DataFolder:
         self.encryption_key_file = self.identity / "encryption.pem"
         self.certificate_file = self.identity / "certificate.pem"
         self.renewed_file = self.identity / "renewed.pem"
+        self.tuning_file = path / "tuning.json"
         self.ca_file = self.identity / "ca.pem"
         self._enrolled_copy = self.identity / "enrolled.copy.json"
         self.trust = path / "trust"

@@ -52,8 +52,11 @@ class Onward:
 class GatewayServer:
     """Tends one offload server for as long as the agent runs."""
 
-    def __init__(self, folder: DataFolder, identity: Identity, listen: str, onward: Onward) -> None:
-        """`listen`: HOST:PORT, or :PORT for every address of this machine."""
+    def __init__(
+        self, folder: DataFolder, identity: Identity, listen: str, onward: Onward, more: Sequence[str] = ()
+    ) -> None:
+        """`listen`: HOST:PORT, or :PORT for every address of this machine. `more`: for the server's command line."""
+        self._more = tuple(more)
         self._folder = folder
         self._identity = identity
         self._listen = listen_address(listen)
@@ -214,7 +217,7 @@ class GatewayServer:
             words["--onward-via"] = f"{self._onward.via[0]}:{self._onward.via[1]}"
         return Child(
             "offload server",
-            [*_COMMAND, *(str(word) for pair in words.items() for word in pair)],
+            [*_COMMAND, *(str(word) for pair in words.items() for word in pair), *self._more],
             announces="listening on",
             log_file=self._home / "offload.log",
             pid_file=self._home / "pid",

@@ -8,6 +8,7 @@ patience itself is `patience`'s.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import inf
 
@@ -15,8 +16,6 @@ from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.wishes import Hedge
 from edgesplit_agent.patience import MARGIN_S, patience_s
 
-PART = 0.1
-"""Early hedges may cost this part of what answering everything alone would cost."""
 WINDOW = 100
 """Requests over which that is held: so much may be saved up."""
 
@@ -52,14 +51,22 @@ class Moments:
     by_need: float
 
 
-def moments(mode: Hedge, left_s: float, tail_s: float, predicted_s: float, margin_s: float = MARGIN_S) -> Moments:
-    """`left_s` until the deadline, `tail_s` to finish here, `predicted_s` of link and cloud."""
+def moments(
+    mode: Hedge,
+    left_s: float,
+    tail_s: float,
+    predicted_s: float,
+    margin_s: float = MARGIN_S,
+    early_s: float | None = None,
+) -> Moments:
+    """`left_s` until the deadline, `tail_s` to finish here, `predicted_s` of link and cloud. `early_s`: `choosing`'s
+    haste."""
     by_need = patience_s(left_s, tail_s, inf, margin_s)
     if mode == "always":  # the operator's word goes before the budget
         return Moments(0.0, by_need)
     if mode == "never":
         return Moments(inf, by_need)
-    return Moments(patience_s(left_s, tail_s, predicted_s, margin_s), by_need)
+    return Moments(patience_s(left_s, tail_s, predicted_s, margin_s, early_s), by_need)
 
 
 def cost_of(seconds: float, plan: Plan) -> float:
@@ -108,7 +115,8 @@ class Counts:
 class Ledger:
     """Budgets by model, and the counts. Thread-safe."""
 
-    def __init__(self, part: float) -> None:
+    def __init__(self, part: Callable[[], float]) -> None:
+        """`part`: what early hedges may cost just now, as a part of answering everything alone."""
         self._part = part
         self._lock = threading.Lock()
         self._budgets: dict[str, Budget] = {}
@@ -117,12 +125,14 @@ class Ledger:
     def asked(self, model: str, alone: float) -> None:
         """A request of `model` goes to the cloud; alone it would cost so much."""
         with self._lock:
-            self._budgets[model] = self._budgets.get(model, Budget(self._part)).asked(alone)
+            budget = replace(self._budgets.get(model, Budget(0.0)), part=self._part())
+            self._budgets[model] = budget.asked(alone)
 
     def allows(self, model: str, cost: float) -> bool:
         """Whether an early hedge may be begun."""
         with self._lock:
-            return self._budgets.get(model, Budget(self._part)).allows(cost)
+            part = self._part()
+            return replace(self._budgets[model], part=part).allows(cost) if model in self._budgets else part > 0.0
 
     def spent(self, model: str, cost: float) -> None:
         """A tail beside the cloud took so much."""

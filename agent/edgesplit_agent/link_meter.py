@@ -2,14 +2,17 @@
 
 Everything here is a value and arithmetic: `meter.transferred(...)` gives the next meter. The uplink is estimated as
 seconds per byte, so its average is the harmonic one (an arithmetic mean of rates is far too hopeful on a link that
-varies). A small transfer says little about the rate, because the round trip's jitter hides it, and weighs so.
+varies). A small transfer says little about the rate, because the round trip's jitter hides it, and weighs so. Beside
+the estimate stands how wrong it tends to be: `spread` and `fades`, from which `odds` tells what a wait is worth.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from edgesplit.plan import Conditions, Link
+from edgesplit_agent.odds import Odds
 
 SLOWEST_BYTES_PER_S = 500.0
 FASTEST_BYTES_PER_S = 1e10
@@ -20,6 +23,17 @@ QUICKEST = 0.8
 JITTER_S = 0.001
 JITTER_PART = 0.1
 """A round trip is uncertain by a millisecond or this part of itself, whichever is more."""
+FIRST_SPREAD, FIRST_FADES = 0.3, 0.0
+"""Believed before anything was measured: the plan's link, until it shows otherwise."""
+LEARNS_SPREAD = 0.2
+REMEMBERS_FADES = 50
+"""Fades are rare and costly: how often they come is averaged over so many transfers."""
+FADE = 2.0
+"""An exchange that takes more than so many times what was expected of it, round trip and all, met a fade."""
+DRIFT = 0.3
+"""How much wider, per root of a second, the belief becomes while nothing is heard of the link."""
+WIDEST = 1.5
+"""A belief is never wider than this: a factor of 4.5 either way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,13 @@ class LinkMeter:
     server_load: float = 1.0
     device_slowdown: float = 1.0
     transfers: int = 0
+    spread: float = FIRST_SPREAD
+    """Of the logarithm of a transfer's seconds per byte around what was expected of it."""
+    fades: float = FIRST_FADES
+    """The part of transfers that took far longer than expected, of late."""
+    heard_at: float = -math.inf
+    """Of the monotonic clock: when a transfer last told something of the rate. Before: the plan's link is
+    believed."""
 
     @classmethod
     def of(cls, link: Link) -> LinkMeter:
@@ -51,36 +72,51 @@ class LinkMeter:
             link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown, remote_ok=remote_ok
         )
 
+    def odds(self, up_bytes: int, rest_s: float, now: float) -> Odds:
+        """When an answer will be here for which `up_bytes` must go up, and whose other parts take `rest_s`."""
+        silent_s = max(0.0, now - self.heard_at) if self.heard_at > -math.inf else 0.0
+        spread = min(WIDEST, math.sqrt(self.spread**2 + DRIFT**2 * min(silent_s, 1e3)))
+        return Odds(rest_s, up_bytes * self.up_s_per_byte, spread, self.fades)
+
     def round_trip(self, seconds: float) -> LinkMeter:
         """After an exchange so small that only the round trip counts (the server's own time already taken off)."""
         seconds = max(seconds, 0.0)
         weight = 0.5 if seconds < self.rtt_s else 0.3
         return replace(self, rtt_s=self.rtt_s + weight * (seconds - self.rtt_s))
 
-    def transferred(self, up_bytes: int, down_bytes: int, seconds: float) -> LinkMeter:
+    def transferred(self, up_bytes: int, down_bytes: int, seconds: float, now: float | None = None) -> LinkMeter:
         """After an answered request whose time on the link (elapsed less the server's own) was `seconds`."""
         rtt_s = min(self.rtt_s, max(seconds, 0.0))  # an exchange cannot be quicker than the round trip inside it
         up_s = max(0.0, seconds - rtt_s - down_bytes * self.down_s_per_byte)
-        return replace(
-            self, rtt_s=rtt_s, up_s_per_byte=self._blend(up_bytes, up_s, rtt_s), transfers=self.transfers + 1
-        )
+        return replace(self._believing(up_bytes, up_s, rtt_s, now), rtt_s=rtt_s)
 
-    def gave_up(self, up_bytes: int, seconds: float) -> LinkMeter:
+    def gave_up(self, up_bytes: int, seconds: float, now: float | None = None) -> LinkMeter:
         """After a transfer without an answer for `seconds`: the link is at least that slow, and only that is learnt."""
         up_s = seconds - self.rtt_s
         if up_bytes <= 0 or up_s / up_bytes <= self.up_s_per_byte:
             return self
-        return replace(self, up_s_per_byte=self._blend(up_bytes, up_s, self.rtt_s))
+        return self._believing(up_bytes, up_s, self.rtt_s, now)
 
-    def _blend(self, up_bytes: int, up_s: float, rtt_s: float) -> float:
-        """The new seconds per byte: a scalar Kalman step, the transfer's uncertainty being the round trip's jitter."""
+    def _believing(self, up_bytes: int, up_s: float, rtt_s: float, now: float | None) -> LinkMeter:
+        """The next belief: a scalar Kalman step, the transfer's uncertainty being the round trip's jitter."""
         if up_bytes <= 0:
-            return self.up_s_per_byte
+            return self
         belief = (CHANGE * self.up_s_per_byte) ** 2
         noise = (max(JITTER_S, JITTER_PART * rtt_s) / up_bytes) ** 2
-        weight = min(QUICKEST, belief / (belief + noise))
-        blended = self.up_s_per_byte + weight * (up_s / up_bytes - self.up_s_per_byte)
-        return min(1.0 / SLOWEST_BYTES_PER_S, max(1.0 / FASTEST_BYTES_PER_S, blended))
+        told = belief / (belief + noise)
+        measured = max(up_s / up_bytes, 1.0 / FASTEST_BYTES_PER_S)
+        blended = self.up_s_per_byte + min(QUICKEST, told) * (measured - self.up_s_per_byte)
+        off = abs(math.log(measured / self.up_s_per_byte))
+        faded = rtt_s + up_s > FADE * (rtt_s + up_bytes * self.up_s_per_byte)
+        return replace(
+            self,
+            up_s_per_byte=min(1.0 / SLOWEST_BYTES_PER_S, max(1.0 / FASTEST_BYTES_PER_S, blended)),
+            # A normal's mean absolute deviation is 0.8 of its standard deviation; a fade is counted for itself.
+            spread=self.spread + LEARNS_SPREAD * told * (1.25 * min(off, math.log(FADE)) - self.spread),
+            fades=self.fades + told / min(REMEMBERS_FADES, 5 + self.transfers) * (float(faded) - self.fades),
+            transfers=self.transfers + 1,
+            heard_at=now if now is not None and told > 0.5 else self.heard_at,
+        )
 
     def loaded(self, factor: float) -> LinkMeter:
         """After an answer that told how loaded the server is (1 is idle)."""

@@ -20,18 +20,24 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.providers import PROVIDERS, check_names
+from edgesplit.runtime.setup import Optimise
 from edgesplit.seen import logs
 from edgesplit.seen.listener import parse_address
+from edgesplit.uplink_trace import UplinkTrace, read_uplink_trace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
+from edgesplit_agent.active import RELATIVE_TOLERANCE
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import Span, parse_span
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.foreign import Trust
 from edgesplit_agent.gateway import listen_address
-from edgesplit_agent.hedging import PART
 from edgesplit_agent.room import parse_size
+from edgesplit_agent.stance import POLICIES, parse_watts
+from edgesplit_agent.stance import Wishes as PowerWishes
 
 log = logging.getLogger("edgesplit_agent")
 MOST_THREADS = 256
@@ -66,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
     )
     run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    run.add_argument(
+        "--foreign-ca", type=Path, metavar="FILE",
+        help="authority of servers that are not ours, where a release names one (default: the system's)",
+    )  # fmt: skip
+    run.add_argument("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
+    run.add_argument("--foreign-key", type=Path, metavar="FILE", help="its private key")
     run.add_argument(
         "--gateway",
         metavar="[HOST]:PORT",
@@ -103,6 +115,27 @@ def _parser() -> argparse.ArgumentParser:
         help="releases take no more, as in 2GB (default: half the disk)",
     )
     run.add_argument(
+        "--power-budget",
+        type=_watts,
+        metavar="WATTS",
+        help="draw no more than this on average, as in 4W: slower rows where they take less",
+    )
+    run.add_argument(
+        "--battery-policy",
+        choices=POLICIES,
+        default="auto",
+        help="what counts: seconds, both, or joules; auto: by the battery (default auto)",
+    )
+    run.add_argument(
+        "--sensors-root", type=Path, metavar="DIR", help="read the sensors below it in place of /sys, for trying"
+    )
+    run.add_argument(
+        "--link-trace",
+        type=Path,
+        metavar="FILE",
+        help="the emulated link's uplink follows this trace (mahimahi's format), round after round",
+    )
+    run.add_argument(
         "--socket", type=Path, metavar="PATH|none", help="Unix socket for applications (default: agent.sock in DIR)"
     )
     run.add_argument(
@@ -119,6 +152,19 @@ def _parser() -> argparse.ArgumentParser:
         help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
     )
     run.add_argument(
+        "--mode",
+        choices=get_args(Optimise),
+        default="fast",
+        help="fast: engines fuse neighbouring operators and slices where that was measured to be faster, and outputs "
+        f"differ by less than {RELATIVE_TOLERANCE:g} of their largest; exact: every slice runs as it was cut",
+    )
+    run.add_argument(
+        "--providers",
+        type=_providers,
+        metavar="NAMES",
+        help=f"accelerators to try first, as in cuda,cpu (of {', '.join(PROVIDERS)}; default: the device profile's)",
+    )
+    run.add_argument(
         "--worker-memory", type=_size, default=0, metavar="SIZE",
         help="a worker process takes no more, as in 500MB (default: half of the memory)",
     )  # fmt: skip
@@ -132,10 +178,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--hedge-budget",
         type=_part,
-        default=PART,
         metavar="PART",
         help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone "
-        f"would (default {PART:g})",
+        "would (default: all of it on mains, a tenth on a battery that runs down, nothing to save joules)",
     )
     run.add_argument(
         "--die-with-parent",
@@ -148,6 +193,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--metrics", type=_metrics, metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
+    )  # fmt: skip
+    run.add_argument(
+        "--gateway-metrics", type=_metrics_text, default="", metavar="ADDRESS:PORT",
+        help="the same for the server of a gateway",
     )  # fmt: skip
     run.add_argument("--log-level", default="info", choices=logs.LEVELS)
     run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
@@ -213,9 +262,28 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _providers(text: str) -> tuple[str, ...]:
+    try:
+        return check_names(tuple(one.strip() for one in text.split(",") if one.strip()))
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _metrics_text(text: str) -> str:
+    _metrics(text)
+    return text
+
+
 def _metrics(text: str) -> tuple[str, int]:
     try:
         return parse_address(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _watts(text: str) -> float:
+    try:
+        return parse_watts(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -232,6 +300,14 @@ def _mode(text: str) -> int:
     return int(text, 8)
 
 
+def _foreign(options: argparse.Namespace) -> Trust:
+    """How foreign servers are met; UsageError at once where the files are no use."""
+    trust = Trust(ca_file=options.foreign_ca, certificate_file=options.foreign_cert, key_file=options.foreign_key)
+    if trust != Trust():
+        trust.context()
+    return trust
+
+
 def _socket(options: argparse.Namespace) -> LocalSocket:
     wanted = options.socket != Path("none")
     return LocalSocket(options.socket if wanted else None, options.socket_mode, options.socket_group, wanted)
@@ -241,6 +317,7 @@ def check(options: argparse.Namespace) -> None:
     """What would stop the agent later stops it now, before a claim, which serves once, is used up."""
     if options.link:
         parse_link(options.link)
+    _trace(options)
     if options.broker:
         host_and_port(options.broker, "broker")
     if options.gateway:
@@ -252,6 +329,15 @@ def check(options: argparse.Namespace) -> None:
             raise UsageError(
                 f"cannot listen on 127.0.0.1 port {options.port}: {error.strerror}; choose another with --port"
             ) from error
+
+
+def _trace(options: argparse.Namespace) -> UplinkTrace | None:
+    """What the emulated uplink follows; UsageError for a file that is none, or without a link to give the rest."""
+    if options.link_trace is None:
+        return None
+    if not options.link:
+        raise UsageError("--link-trace needs --link too: the downlink and the round trip are not in a trace")
+    return read_uplink_trace(options.link_trace)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -279,9 +365,13 @@ def _run(options: argparse.Namespace) -> int:
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
-                metrics=options.metrics,
+                foreign=_foreign(options),
+                metrics=options.metrics, gateway_metrics=options.gateway_metrics, log_format=options.log_format,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
+                power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
+                link_trace=_trace(options),
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
+                providers=options.providers, optimise=options.mode,
                 gateway=options.gateway,
             ), folder, identity, stop)  # fmt: skip
     finally:

@@ -7,7 +7,7 @@ Counting happens once per request, after its answer is ready: a few microseconds
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edgesplit.errors import (
@@ -55,8 +55,8 @@ class RequestMetrics:
         self._lock = threading.Lock()
         self._rows: dict[str, str] = {}
 
-    def observe(self, model: str, result: Report | Exception) -> None:
-        """A request for `model` (name@version) came to its end."""
+    def observe(self, model: str, result: Report | Exception, split: Mapping[str, float] | None = None) -> None:
+        """A request for `model` (name@version) came to its end. `split`: its `phases`, where they are at hand."""
         if not isinstance(result, Report):
             self.ledger.count(families.AGENT_REQUESTS, model, UNKNOWN, outcome(result))
             return
@@ -64,7 +64,7 @@ class RequestMetrics:
             (families.AGENT_REQUESTS, (model, result.row, outcome(result)), 1.0),
             (families.AGENT_REQUEST_S, (model, result.row), result.latency_s),
         ]
-        entries += [(families.AGENT_PHASE_S, (model, name), spent) for name, spent in phases(result).items()]
+        entries += [(families.AGENT_PHASE_S, (model, name), spent) for name, spent in (split or phases(result)).items()]
         if result.up_bytes:
             entries.append((families.AGENT_UP_BYTES, (model,), result.up_bytes))
             entries.append((families.AGENT_DOWN_BYTES, (model,), result.down_bytes))
@@ -101,6 +101,7 @@ def readings(engine: Engine, connected: bool) -> Iterator[Series]:
     yield gauge(families.AGENT_CONNECTED, connected)
     for model, release in engine.serving.items():
         yield gauge(families.AGENT_SERVING, 1.0, release.manifest.model, engine.row_of(model))
+        yield gauge(families.AGENT_WORKERS_LOST, release.host.status().get("lost", 0), release.manifest.model)
     for what in HEDGES:
         yield gauge(families.AGENT_HEDGES, hedging[what], what)
     yield gauge(families.AGENT_WASTED_S, hedging["wasted_s"])

@@ -16,7 +16,7 @@ class Withdrawn(Exception):
 
 
 class Processor:
-    """One request at a time has it; `room` requests may be here at once, whether they run, wait or are away."""
+    """One request at a time has it; of each model `room` may be here at once, whether they run, wait or are away."""
 
     def __init__(self, room: int) -> None:
         self._room = room

@@ -58,3 +58,5 @@ class Expected:
     """Link and cloud together: how long the cloud should be away."""
     cause: str = ""
     """Why it is not the row that was chosen first."""
+    early_s: float | None = None
+    """Seconds after sending at which the device should begin to finish it, where that can be paid for."""

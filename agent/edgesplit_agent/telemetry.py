@@ -10,7 +10,7 @@ import msgspec
 
 from edgesplit import messages, plan
 from edgesplit.limits import LIMITS
-from edgesplit.messages import PhaseSeconds, Telemetry, Window
+from edgesplit.messages import PhaseSeconds, PowerSeen, Telemetry, Window
 from edgesplit.plan import Conditions
 from edgesplit.report import PHASES, Report, phases
 from edgesplit.seen.histogram import Histogram
@@ -34,11 +34,14 @@ class Tally:
     device_s: float = 0.0
     link_s: float = 0.0
     remote_s: float = 0.0
+    joules: float = 0.0
+    weighed: int = 0
+    joules_basis: str = ""
     latencies_s: list[float] = field(default_factory=list)
     phases: dict[str, Histogram] = field(default_factory=dict)
 
-    def answered(self, report: Report) -> None:
-        """Count one answer."""
+    def answered(self, report: Report, split: Mapping[str, float]) -> None:
+        """Count one answer, whose time went as `split` says."""
         self.switches += bool(self.row) and self.row != report.row
         self.row = report.row
         self.requests += 1
@@ -48,9 +51,13 @@ class Tally:
         self.device_s += report.device_s
         self.link_s += report.link_s
         self.remote_s += report.remote_s
+        if report.joules_basis:
+            self.joules += report.joules
+            self.weighed += 1
+            self.joules_basis = report.joules_basis
         if len(self.latencies_s) < KEPT:
             self.latencies_s.append(report.latency_s)
-        for name, seconds in phases(report).items():
+        for name, seconds in split.items():
             self.phases.setdefault(name, Histogram()).observe(seconds)
 
 
@@ -62,8 +69,10 @@ class Windows:
         self._tallies: dict[str, Tally] = {}
         self.total: dict[str, dict[str, int]] = {}
 
-    def observe(self, model: str, report: Report | None) -> None:
-        """A request was answered, or failed (None)."""
+    def observe(self, model: str, report: Report | None, split: Mapping[str, float] | None = None) -> None:
+        """A request was answered, or failed (None). `split`: its `phases`, where they are at hand."""
+        if report is not None and split is None:
+            split = phases(report)
         with self._lock:
             tally = self._tallies.setdefault(model, Tally())
             total = self.total.setdefault(model, {"requests": 0, "failed": 0, "fallbacks": 0, "switches": 0, "late": 0})
@@ -72,7 +81,7 @@ class Windows:
                 tally.failed += 1
                 total["failed"] += 1
                 return
-            tally.answered(report)
+            tally.answered(report, split or {})
             for name, gained in (("requests", 1), ("fallbacks", report.fallback), ("late", report.late)):
                 total[name] += int(gained)
             total["switches"] += tally.switches - before
@@ -106,11 +115,14 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
         device_s=tally.device_s / answered,
         link_s=tally.link_s / answered,
         remote_s=tally.remote_s / answered,
+        trouble=release.trouble[:400],
         phases=tuple(
             PhaseSeconds(name, tally.phases[name].total, tally.phases[name].sparse())
             for name in PHASES
             if name in tally.phases
         ),
+        joules=tally.joules / max(1, tally.weighed),
+        joules_basis=tally.joules_basis,
     )
 
 
@@ -120,7 +132,14 @@ def quantile(values: list[float], part: float) -> float:
     return ranked[min(len(ranked) - 1, int(part * len(ranked)))] if ranked else 0.0
 
 
-def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, windows: tuple[Window, ...]) -> Telemetry:
+def telemetry(
+    session: int,
+    sequence: int,
+    emulated: bool,
+    now: Conditions,
+    windows: tuple[Window, ...],
+    power: PowerSeen | None = None,
+) -> Telemetry:
     """The whole message, no longer than a controller reads."""
     whole = Telemetry(
         session=session,
@@ -130,6 +149,7 @@ def telemetry(session: int, sequence: int, emulated: bool, now: Conditions, wind
         rtt_s=now.link.rtt_s,
         remote_ok=now.remote_ok,
         models=windows,
+        power=power,
     )
     return fitting(whole)
 

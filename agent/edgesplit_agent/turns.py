@@ -31,11 +31,19 @@ class Place:
         return (self.model, self.wishes.stream) == (other.model, other.wishes.stream)
 
 
+MODELS = 2
+"""Together they have room for so many times what each of them has: one that floods leaves the others theirs."""
+
+
 def giving_way(new: Place, here: Collection[Place], room: int) -> Place | None:
-    """The place that is given up for `new`, or None where there is room; Busy or Dropped where `new` is what goes."""
+    """The place that is given up for `new`, or None where there is room; Busy or Dropped where `new` is what goes.
+
+    `room` is each model's: requests that run, wait or are away.
+    """
     waiting = [one for one in here if one.is_of_the_stream_of(new) and not (one.has_begun or one.is_dropped)]
     queue = new.wishes.queue
-    if len(here) < room and (queue is None or len(waiting) < queue):
+    has_room = len(here) < MODELS * room and sum(one.model == new.model for one in here) < room
+    if has_room and (queue is None or len(waiting) < queue):
         return None
     if new.wishes.drop == "none":
         raise Busy(f"{len(here)} requests run or wait already")

@@ -18,12 +18,13 @@ from edgesplit.sealed import golden_chunks, needed_keys
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
 from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
-from edgesplit_agent.active import ActiveRelease, check_golden, load, plan_for
+from edgesplit_agent.active import ActiveRelease, check_golden, golden_inputs, load, plan_for
 from edgesplit_agent.chunks import ChunkStore, Layout
 from edgesplit_agent.engine import Engine
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
+from edgesplit_agent.tuner import Tuner
 from edgesplit_agent.updates import ReleaseState, Standing, is_final
 from edgesplit_agent.uplink import Uplink
 from edgesplit_agent.worker.host import StartHost
@@ -54,6 +55,7 @@ class Work:
         floor: Floor | None = None,
         endpoint: Callable[[], None] = lambda: None,
         hours: FetchHours | None = None,
+        tuner: Tuner | None = None,
         lead: Callable[[Gateway | None], None] = lambda gateway: None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -65,6 +67,7 @@ class Work:
         self._engine = engine
         self._start_host = start_host
         self._floor = floor
+        self._tuner = tuner
         self._root = identity.tuf_root.encode()
         self._trust = TrustStore(folder.trust, self._root, now=now)
         self._endpoint = endpoint
@@ -103,6 +106,7 @@ class Work:
             self._keep(activation.withdrawn(self._current, model), "what was on trial is spoilt")
             if slots.committed:
                 self._serves(model, slots.committed)
+        self._calm()
         return want
 
     def _begin(self) -> None:
@@ -223,6 +227,7 @@ class Work:
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Get the chunks that are not here, if there is room for them and now is the time."""
+        self._hours.check_power(release in self._urgent)
         manifest = self._paper(release).manifest
         layout = Layout.of(release, manifest, self._slices(release, manifest))
         assembly = self._store.assembly(layout)
@@ -237,7 +242,7 @@ class Work:
         log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
 
         def stop() -> bool:
-            return superseded() or not (urgent or self._hours.open)
+            return superseded() or self._hours.held(urgent)
 
         self._net.chunks.fetch(release, missing, tuple(manifest.chunk_list()), assembly.put_all, stop)
         if not superseded():
@@ -271,6 +276,7 @@ class Work:
         try:
             active = self._load(release)
             self._answer_golden(active)
+            self._tune(active)
         except Exception:  # not what ends the process: that stays counted
             self._keep(activation.tried(self._current, release), "this try stays counted")
             raise
@@ -385,6 +391,23 @@ class Work:
         keys = self._keys.of(active.digest, manifest, self._own_slices(manifest))
         for golden in manifest.golden:
             check_golden(active, golden, golden_chunks(manifest, keys, self._chunk))
+
+    def _tune(self, active: ActiveRelease) -> None:
+        golden = active.manifest.golden
+        if self._tuner is None or not golden or active.plan.local is None:
+            return
+        keys = self._keys.of(active.digest, active.manifest, self._own_slices(active.manifest))
+        inputs = golden_inputs(golden[0], golden_chunks(active.manifest, keys, self._chunk))
+        alone = not set(self._engine.serving) - {active.model}
+        self._tuner.tune(active, inputs, lambda: self._answer_golden(active), alone=alone)
+        self._calm(active.model)
+
+    def _calm(self, newcomer: str = "") -> None:
+        """Where several releases serve, none has threads that spin."""
+        serving = self._engine.serving
+        if self._tuner is not None and len({*serving, newcomer} - {""}) > 1:
+            for one in serving.values():
+                self._tuner.calm(one)
 
     def _load(self, release: str) -> ActiveRelease:
         return load(self._opened(release), self._identity.device_class, self._start_host, self._floor)

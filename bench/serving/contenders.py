@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,16 @@ def _ours(*options: str) -> Callable[[Job, Environment | None], Prepared]:
         return Prepared(argv, {"": (port, wires.oip_http(job.suffix.sample(), served.model))})
 
     return prepare
+
+
+def _ours_unbatched(job: Job, environment: Environment | None) -> Prepared:
+    """The same server told to run each request by itself."""
+    told = subprocess.run(
+        [sys.executable, "-m", "edgesplit_offload.main", "--help"], capture_output=True, text=True, timeout=60
+    )
+    if "--batching" not in told.stdout:
+        raise NotMeasured(f"{OURS_UNBATCHED}: this version of the server has no --batching")
+    return _ours("--batching", "off")(job, environment)
 
 
 def _triton(*, batching: bool) -> Callable[[Job, Environment | None], Prepared]:
@@ -180,10 +191,11 @@ def _floor(kind: str, processes: int) -> Callable[[Job, Environment | None], Pre
     return prepare
 
 
-OURS = "edgesplit"
+OURS, OURS_UNBATCHED = "edgesplit", "edgesplit, batching off"
 TRITON, TRITON_BATCHER = "Triton", "Triton, batcher"
 CONTENDERS = (
     Contender(OURS, _ours()),
+    Contender(OURS_UNBATCHED, _ours_unbatched, "", ("conv-1ms", "conv-10ms", "dense")),
     Contender(TRITON, _triton(batching=False), "triton"),
     Contender(TRITON_BATCHER, _triton(batching=True), "triton", ("dense",)),
     Contender("KServe", _kserve, "kserve"),

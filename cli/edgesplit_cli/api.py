@@ -67,9 +67,9 @@ class Api:
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         return self._json("POST", path, query, _blocks(file, size, progress), headers)
 
-    def download(self, path: str) -> bytes:
+    def download(self, path: str, **query: Any) -> bytes:
         """GET; the raw bytes."""
-        return self._exchange("GET", path, {}, None, {})
+        return self._exchange("GET", path, query, None, {})
 
     def _json(self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]) -> Any:
         raw = self._exchange(method, path, query, body, headers)

@@ -18,6 +18,7 @@ from edgesplit_cli.commands import (
     check,
     deploy,
     devices,
+    export,
     infer,
     keys,
     models,
@@ -60,6 +61,7 @@ for command in (
     keys.keys,
     infer.infer,
     offload.offload,
+    export.export,
 ):
     cli.add_command(command)
 

@@ -73,11 +73,13 @@ def release_told(answer: Mapping[str, Any]) -> list[str]:
         + ", ".join(row.name + (f" (after {row.after})" if row.after else "") for row in plan.rows)
         for device_class, plan in manifest.plans.items()
     ]
+    servers = sorted({plan.offload for plan in manifest.plans.values() if plan.offload})
     weight = sum(file.bytes for one in manifest.slices for file in one.files)
     return [
         f"release {answer['release']}",
         f"  of {manifest.model} (SHA-256 {manifest.model_sha256}), {len(manifest.slices)} slices, {size(weight)}",
         *plans,
+        *(f"  finished by {server}, which is not ours" for server in servers),
     ]
 
 

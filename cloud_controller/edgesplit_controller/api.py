@@ -111,11 +111,19 @@ class WishBody(Body):
     codecs: list[str] | None = None
     link: str | None = None
     objective: str | dict[str, float] = "latency"
+    offload: str = Field(default="", max_length=500)
+    """A server that is not ours, where the far halves run."""
 
     def wish(self) -> Wish:
         """As planning takes it."""
         codecs = tuple(self.codecs) if self.codecs else None
-        return Wish(partition=self.partition, limits=self.limits, codecs=codecs, objective=self.objective)
+        return Wish(
+            partition=self.partition,
+            limits=self.limits,
+            codecs=codecs,
+            objective=self.objective,
+            offload=self.offload,
+        )
 
 
 class PlanBody(WishBody):
@@ -509,6 +517,20 @@ def deployments(request: Request) -> list[dict[str, Any]]:
 def releases(request: Request) -> list[dict[str, Any]]:
     """Every release, oldest first."""
     return _controller(request).releases()
+
+
+@operator_routes.get("/releases/{reference}/halves")
+def halves(request: Request, reference: str) -> dict[str, Any]:
+    """The far halves of a release, or of a model's newest, for servers that are not ours."""
+    return _controller(request).exporting.halves(reference)
+
+
+@operator_routes.get("/releases/{reference}/half")
+async def half(request: Request, reference: str, device_class: str, row: str, decrypt: bool = False) -> Response:
+    """One of them as an ONNX file."""
+    export = partial(_controller(request).exporting.half, decrypt=decrypt)
+    raw = await _heavily(request, export, reference, device_class, row)
+    return Response(raw, media_type="application/octet-stream")
 
 
 # ---- keys ---------------------------------------------------------------------------------------------------------

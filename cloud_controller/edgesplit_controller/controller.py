@@ -25,6 +25,7 @@ from edgesplit_controller.content_keys import check_can_decrypt, check_introduce
 from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
 from edgesplit_controller.director import Director
+from edgesplit_controller.exporting import Exporting
 from edgesplit_controller.gateways import Gateways, through_by_class
 from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Conflict, Forbidden
@@ -110,6 +111,7 @@ class Controller:
     revocations: Revoke
     addresses: Addresses
     signing: Signing
+    exporting: Exporting
 
     # ---- models -----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import select
 
 from edgesplit.errors import ModelRefused, UsageError
+from edgesplit.foreign import ForeignServer
 from edgesplit.inputs import INPUT_LAYER
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
@@ -24,6 +25,7 @@ from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
 from edgesplit_partitioner import Costs, Plan, describe, plan
 from edgesplit_partitioner.build_costs import build_costs, with_tier
+from edgesplit_partitioner.foreign_costs import foreign_costs, possible
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
 from edgesplit_partitioner.measure_slices import Cuts, Whole, believed, corrected, measured_whole
@@ -57,11 +59,18 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """One of the planner's objectives, or a weight for each of several."""
     encrypt: bool = False
     """Its slices are encrypted: which tells nothing to the planner."""
+    offload: str = ""
+    """A server that is not ours (`edgesplit.foreign`), where the far halves run; empty: the device's own."""
 
     @property
     def lossy(self) -> bool:
         """Some output error is allowed, so that lossy codecs are worth measuring."""
         return bool(self.limits.get("max_loss", self.limits.get("max-loss")))
+
+    @property
+    def server(self) -> ForeignServer | None:
+        """The server that is not ours, where one is named; UsageError where it is no address of one."""
+        return ForeignServer.parse(self.offload) if self.offload else None
 
     def planner_limits(self) -> dict[str, Any]:
         """The limits as the planner takes them."""
@@ -80,6 +89,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             "codecs": list(self.codecs) if self.codecs else None,
             "objective": self.objective,
             "encrypt": self.encrypt,
+            **({"offload": self.offload} if self.offload else {}),
         }
 
 
@@ -221,16 +231,26 @@ class Planning:
         return costs
 
     def plan(self, model: Model, device_class: str, link: Link, wish: Wish, through: Through | None = None) -> Plan:
-        """The plan of one model for one device class and its first link: to this machine, or to the gateway."""
+        """The plan of one model for one device class and its first link: to this machine, or to the gateway. A server
+        that is not ours is reached directly."""
+        through = None if wish.server else through
         tiers = {EDGE: through.device_class} if through else {}
         links = links_through(link, through)
-        costs = self._checked(model, self.costs(model, device_class, lossy=wish.lossy, tiers=tiers), links, wish)
+        costs, wish = self._asked(model, self.costs(model, device_class, lossy=wish.lossy, tiers=tiers), links, wish)
         return plan(costs, links, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
+
+    def _asked(self, model: Model, costs: Costs, links: Mapping[str, Link], wish: Wish) -> tuple[Costs, Wish]:
+        """The costs that the wish is planned with, and the wish as the server that finishes leaves it possible."""
+        if wish.server is not None:
+            costs = foreign_costs(costs, wish.server)
+            limits = possible(wish.planner_limits(), costs)
+            wish = msgspec.structs.replace(wish, partition="auto", limits=limits)
+        return self._checked(model, costs, links, wish), wish
 
     def describe(self, model: Model, device_class: str, link_text: str, wish: Wish) -> dict[str, Any]:
         """The same for people: candidates, ranges, certificate."""
         link = parse_link(link_text or ASSUMED_LINK)
-        costs = self._checked(model, self.costs(model, device_class, lossy=wish.lossy), links_through(link), wish)
+        costs, wish = self._asked(model, self.costs(model, device_class, lossy=wish.lossy), links_through(link), wish)
         return describe(costs, link, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
 
     def _checked(self, model: Model, costs: Costs, links: Mapping[str, Link], wish: Wish) -> Costs:

@@ -149,7 +149,12 @@ class Releasing:
             device_class: self._planning.plan(model, device_class, link, wish, (through or {}).get(device_class))
             for device_class, link in links.items()
         }
-        tables = {device_class: one.table for device_class, one in planned.items()}
+        tables = {
+            device_class: msgspec.structs.replace(
+                one.table, offload=wish.offload, providers=device_profile(device_class).providers
+            )
+            for device_class, one in planned.items()
+        }
         layer_s = {
             device_class: {layer.name: layer.seconds["device"] for layer in one.costs.layers}
             for device_class, one in planned.items()

@@ -53,6 +53,7 @@ from edgesplit_controller.database import Database, Device
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
+from edgesplit_controller.exporting import Exporting
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
@@ -230,7 +231,11 @@ def _assemble(
         revocations=revocations,
         addresses=Addresses(_api_url(settings), settings.host, settings.mqtt_port, _offload_url(settings)),
         signing=signing,
-    )
+        exporting=Exporting(
+            database, registry, releasing, repository, content_keys,
+            offload_releases=data / OFFLOAD / "releases", now=now,
+        ),
+    )  # fmt: skip
     return controller, delivery, revocations
 
 

@@ -19,12 +19,14 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.http1 import Response, listening_socket, server_url
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.seen import logs, spans
-from edgesplit.seen.exposition import PATH
+from edgesplit.seen.exposition import PATH, metrics_response
+from edgesplit.seen.ledger import Series
 from edgesplit.seen.listener import metrics_server, parse_address
 from edgesplit_offload import options as given
-from edgesplit_offload.server import SERIES, OffloadServer, metrics_of
+from edgesplit_offload.server import SERIES, OffloadServer
 from edgesplit_offload.supervisor import Supervisor
 from edgesplit_offload.talk import Talk
+from edgesplit_offload.totals import Totals
 from edgesplit_offload.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ def serve(options: argparse.Namespace) -> None:
         server = _server(options, 1, stack, host=options.host, port=options.port)
         server.start()
         stack.callback(lambda: server.stop(options.drain))
-        _metrics(options, server.metrics, stack)
+        _metrics(options, server.series, stack)
         print(f"offload: listening on {server.url}", flush=True)
         wait_until(ending)
         if options.notice:
@@ -78,7 +80,8 @@ def supervise(options: argparse.Namespace, words: Sequence[str]) -> None:
     with ExitStack() as stack:
         stack.callback(lambda: supervisor.stop(options.drain))
         supervisor.start()
-        _metrics(options, lambda: metrics_of(supervisor.ask(SERIES)), stack)
+        totals = Totals()
+        _metrics(options, lambda: totals.after(supervisor.ask(SERIES)), stack)
         print(f"offload: listening on {url}", flush=True)
         wait_until(ending)
         supervisor.notice()
@@ -126,9 +129,15 @@ def _ending(options: argparse.Namespace) -> threading.Event:
     return ending
 
 
-def _metrics(options: argparse.Namespace, page: Callable[[], Response], stack: ExitStack) -> None:
-    """The page for Prometheus, on a port of its own."""
+def _metrics(options: argparse.Namespace, series: Callable[[], list[Series]], stack: ExitStack) -> None:
+    """The page for Prometheus, on a port of its own; one at a time is made."""
     if options.metrics is not None:
+        lock = threading.Lock()
+
+        def page() -> Response:
+            with lock:
+                return metrics_response(series())
+
         scraped = metrics_server(parse_address(options.metrics), page)
         scraped.start()
         stack.callback(scraped.stop)

@@ -40,6 +40,7 @@ from edgesplit.remote import (
     ask,
 )
 from edgesplit.runtime import Tensor
+from edgesplit.seen import trace
 from edgesplit.seen.timeline import HOP, Timeline
 from edgesplit_offload.shelf import RemoteModel
 
@@ -61,7 +62,7 @@ LOOK_UP_S = 0.1
 WAITING = 128
 """Requests that may be with the next tier at once."""
 REMEMBERED = 256
-_PASSED_ON = ("content-type", "content-encoding", oip.HEADER_LENGTH)
+_PASSED_ON = ("content-type", "content-encoding", oip.HEADER_LENGTH, trace.TRACEPARENT, trace.TRACESTATE)
 _PASSED_BACK = ("content-type", oip.HEADER_LENGTH, "retry-after")
 _Result = TypeVar("_Result", bound=object)
 
@@ -144,7 +145,7 @@ class Onward:
             codecs.encode_all(sends, far.row.codecs),
             far.outputs,
             left_s=wait_s,
-            compress=far.row.compress,
+            coding="zstd" if far.row.compress else "",
         )
         with asked.timeline.phase(HOP):
             return self._exchange(lambda call: self._remote.infer(body, call, wait_s), wait_s, asked.is_gone)

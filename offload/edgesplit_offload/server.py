@@ -17,11 +17,11 @@ import os
 import re
 import ssl
 import threading
+import uuid
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
 
 import edgesplit
 from edgesplit import codecs, oip
@@ -31,9 +31,7 @@ from edgesplit.http1 import Request, Response, Server, error_response, json_resp
 from edgesplit.runtime import Runtime, Tensor
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.seen import families
-from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.ledger import Series, gauge
-from edgesplit.seen.ledger import summed as series_of_all
 from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.seen.timeline import DECODE, ENCODE, HOP, QUEUE, RUN
 from edgesplit_offload.counts import Counts
@@ -44,6 +42,7 @@ from edgesplit_offload.memory import Memory
 from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, Tensors, deadline_left_s
 from edgesplit_offload.shelf import VERSION, Opener, RemoteModel, Shelf
 from edgesplit_offload.siblings import Alone, Siblings
+from edgesplit_offload.totals import told
 from edgesplit_offload.turns import Turns
 from edgesplit_offload.visits import RELAYED, Visit, Visits
 from edgesplit_offload.waiting import Job
@@ -107,6 +106,7 @@ class OffloadServer:
         self._onward = onward
         self._revoked = revoked
         self._visits = Visits(tracer)
+        self._mark = uuid.uuid4().hex
         self._counts = Counts()
         self._memory = Memory(memory)
         self._shelf = Shelf(
@@ -118,7 +118,7 @@ class OffloadServer:
         self._clock = CLOCKS[threads == 1]
         self._siblings = siblings or Alone()
         self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
-        self._siblings.listen({**self._management.answerers, SERIES: lambda _: [*map(_plain, self.series())]})
+        self._siblings.listen({**self._management.answerers, SERIES: lambda _: told(self._mark, self.series())})
         self._ending = threading.Event()
         self.http = Server(
             self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
@@ -160,10 +160,6 @@ class OffloadServer:
     def longest_run_s(self) -> float:
         """For how long the oldest run has been running: a model that never returns shows here."""
         return self._turns.longest_s()
-
-    def metrics(self) -> Response:
-        """What all serving processes counted, for Prometheus."""
-        return metrics_of(self._siblings.ask(SERIES))
 
     def _answer(self, request: Request) -> Response:
         """The response, with what it took in here and how loaded that is."""
@@ -287,7 +283,7 @@ class OffloadServer:
         return outputs
 
     def series(self) -> list[Series]:
-        """What this process counted, and how it is now."""
+        """What this process counted, and how it is now, for /metrics."""
         models = self._shelf.models()
         return [
             *self._visits.ledger.series(),
@@ -301,25 +297,10 @@ class OffloadServer:
         ]
 
 
-def metrics_of(told: list[list[Any]]) -> Response:
-    """What these processes counted, for Prometheus."""
-    return metrics_response(series_of_all([[_series(one) for one in process] for process in told]))
-
-
 def _coded(buffers: oip.Buffers, accepts: str) -> tuple[oip.Buffers, Mapping[str, str]]:
     """The body in a coding that its client accepts, where that is worth it, and the header that says so."""
     coding = accepted(accepts) if accepts and sum(len(part) for part in buffers) >= COMPRESSED_FROM else ""
     return ([encoded(buffers, coding)], {"content-encoding": coding}) if coding else (buffers, {})
-
-
-def _plain(one: Series) -> list[Any]:
-    """As siblings tell each other."""
-    return [one.family, list(one.labels), one.value, list(one.counts)]
-
-
-def _series(told: list[Any]) -> Series:
-    family, labels, value, counts = told
-    return Series(family, tuple(labels), value, tuple(counts))
 
 
 def _not_allowed(method: str) -> Response:

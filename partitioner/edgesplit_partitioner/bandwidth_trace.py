@@ -6,43 +6,22 @@ how fast the link is and how often, so the trace becomes stretches of a second o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
+from edgesplit.uplink_trace import PACKET_BYTES, read_moments
 from edgesplit_partitioner.tiers import VaryingLink
 
-PACKET_BYTES = 1500
 STRETCH_MS = 1000
-LONGEST_BYTES = 256 * 2**20
-LONGEST_MS = 7 * 24 * 3_600_000
 
 
 def read_trace(path: Path) -> tuple[list[float], list[float]]:
     """Rates in bytes per second, and how many seconds each lasted; UsageError names the line that is wrong."""
-    try:
-        if path.stat().st_size > LONGEST_BYTES:
-            raise UsageError(f"{path} is larger than {LONGEST_BYTES >> 20} MiB")
-        text = path.read_text("ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the trace {path}: {error}") from error
-    return stretches(list(_moments(text, path)))
-
-
-def _moments(text: str, path: Path) -> Iterator[int]:
-    """The milliseconds, which never fall."""
-    last = 0
-    for number, line in enumerate(text.splitlines(), 1):
-        word = line.strip()
-        if not word or word.startswith("#"):
-            continue
-        if not word.isdigit() or len(word) > 12 or not last <= int(word) <= LONGEST_MS:
-            raise UsageError(f"{path} line {number}: {word[:40]!r} is no millisecond after {last}, as mahimahi writes")
-        last = int(word)
-        yield last
+    return stretches(read_moments(path))
 
 
 def stretches(moments_ms: Sequence[int]) -> tuple[list[float], list[float]]:

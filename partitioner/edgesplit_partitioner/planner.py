@@ -26,7 +26,7 @@ from edgesplit_partitioner.envelope import lower_envelope
 from edgesplit_partitioner.factors import LOADS, SLOWDOWNS
 from edgesplit_partitioner.intervals import Between, of_row
 from edgesplit_partitioner.objectives import OBJECTIVES, as_objective
-from edgesplit_partitioner.search import Search, bytes_of, key_of
+from edgesplit_partitioner.search import Search, bytes_of, key_of, power_of
 from edgesplit_partitioner.side_limits import Limits, as_limits, earliest_cut
 from edgesplit_partitioner.tariffs import Memory
 from edgesplit_partitioner.tiers import Links
@@ -142,11 +142,20 @@ class Plan:
             basis=(self.costs.basis.get(self.tiers[0], "").split() or ["predicted"])[0],
             forced=rows[0].name if self.limits.forced else "",
             weights=objective.row_weights,
-            power=self._search.power if objective.energy else None,
+            power=self._power,
             regret=self.regret if self._sampled else 0.0,
             factors={"server_load": LOADS[-1], "device_slowdown": SLOWDOWNS[-1]} if self._sampled else {},
             tiers=self.tiers if len(self.tiers) > 2 else (),
         )
+
+    @property
+    def _power(self) -> words.Power | None:
+        """What the device draws, for whoever chooses at run time; None where the costs do not know every layer's."""
+        if self._search.objective.energy:
+            return self._search.power
+        if any(self.tiers[0] not in layer.joules for layer in self.costs.layers):
+            return None
+        return power_of(self.costs, self._search.chain)
 
     @cached_property
     def ranges(self) -> dict[str, tuple[float, float] | None]:

@@ -149,6 +149,17 @@ def encode_request(request: InferRequest) -> tuple[Buffers, int]:
     return [json, *(raw for _, raw in parts)], len(json)
 
 
+def encode_json_request(request: InferRequest) -> bytes:
+    """The body with every tensor as JSON, for servers that know nothing else; outputs are wanted so too."""
+    head: dict[str, Any] = {"id": request.id} if request.id else {}
+    if request.parameters:
+        head["parameters"] = dict(request.parameters)
+    head["inputs"] = [_encode_tensor(name, tensor, binary=False)[0] for name, tensor in request.inputs.items()]
+    if request.outputs:
+        head["outputs"] = [{"name": name} for name in request.outputs]
+    return msgspec.json.encode(head)
+
+
 def encode_response(
     response: InferResponse,
     binary: Binary = True,

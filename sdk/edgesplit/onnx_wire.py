@@ -135,6 +135,14 @@ def tensor_name(raw: memoryview) -> str:
     return _part(raw, 8).tobytes().decode()
 
 
+def value_name(raw: memoryview) -> str:
+    """The name in a ValueInfoProto (an input or output); TrustError where it is no text."""
+    try:
+        return _part(raw, 1).tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise TrustError("a slice's graph holds text that is none") from error
+
+
 def sparse_name(raw: memoryview) -> str:
     """The same of a SparseTensorProto: that of its values."""
     return tensor_name(_part(raw, 1))

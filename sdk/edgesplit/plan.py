@@ -177,6 +177,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Predicted seconds of each slice on this device class."""
     basis: str = "predicted"
     """Where the device's times come from: `measured` or `predicted`."""
+    offload: str = ""
+    """A server that is not ours, where the far halves run (`edgesplit.foreign`). Empty: the one that the device was
+    enrolled with."""
     forced: str = ""
     """The row that the operator chose: while it is usable no other is taken. Empty: the fastest is."""
     weights: dict[str, float] = {}
@@ -191,6 +194,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Largest sampled `server_load` and `device_slowdown`. Empty: none was sampled."""
     tiers: tuple[str, ...] = ()
     """From the device outwards, where there are more than device and cloud."""
+    providers: tuple[str, ...] = ()
+    """Accelerators that devices of this class try first, in this order (`edgesplit.providers`)."""
 
     def row(self, name: str) -> Row:
         """The row of that name, or of `NAME~K` its far half beyond its K-th further link; KeyError if there is none."""
@@ -223,6 +228,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """Factor on the device's seconds: 1 is as planned."""
     remote_ok: bool = True
     """False while the breaker is open: only rows that need nobody else count."""
+    risk_s: dict[str, float] = {}
+    """By row: what a request pays on average for a cloud that comes too late, in seconds, in which the device works.
+    Weighs in the choice, and is in no prediction of one request's time."""
 
 
 class Hysteresis(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,6 +275,11 @@ def energy_j(row: Row, now: Conditions, power: Power) -> float:
     return busy_j + waiting_j + power.radio_watts * _moving_s(row, now.link) + bytes_j + power.wake_joules
 
 
+def marginal_j(row: Row, now: Conditions, power: Power) -> float:
+    """Joules of one inference beyond what the device draws anyway while it idles; never negative."""
+    return max(0.0, energy_j(row, now, power) - power.idle_watts * latency_s(row, now))
+
+
 def slowest_s(row: Row, now: Conditions) -> float:
     """Seconds per inference of a stream by this row: those of its slowest stage, all stages working at once.
 
@@ -286,13 +299,16 @@ def slowest_s(row: Row, now: Conditions) -> float:
 
 def cost(row: Row, now: Conditions, weights: Mapping[str, float], power: Power | None = None) -> float:
     """What the plan wants least of: seconds by default, else the weighted sum of seconds and joules."""
+    risk_s = now.risk_s.get(row.name, 0.0)
+    seconds = latency_s(row, now) + risk_s
     if not weights:
-        return latency_s(row, now)
+        return seconds
     total = 0.0
     if "latency" in weights:
-        total = weights["latency"] * latency_s(row, now)
+        total = weights["latency"] * seconds
     if "energy" in weights:
-        total += weights["energy"] * energy_j(row, now, power or Power())
+        drawn = power or Power()
+        total += weights["energy"] * (energy_j(row, now, drawn) + drawn.busy_watts * risk_s)
     if "throughput" in weights:
         total += weights["throughput"] * slowest_s(row, now)
     return total
@@ -347,6 +363,7 @@ def _as_far_as_known(plan: Plan, now: Conditions) -> Conditions:
         server_load=load,
         device_slowdown=slowdown,
         remote_ok=now.remote_ok and link.rtt_s != math.inf and now.server_load != math.inf,
+        risk_s=now.risk_s,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from edgesplit.errors import UsageError
+from edgesplit.providers import check_names
 
 FORMAT = "edgesplit.device-profile/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9+_-]{0,62}")
@@ -154,6 +155,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_watts: Figure
     active_watts: Figure
     """Of the whole board, while all `threads` compute."""
+    providers: tuple[str, ...] = ()
+    """Accelerators of onnxruntime that such a device may have, in the order in which to try them: names of
+    `edgesplit.providers`. The figures are the CPU's all the same: measured times replace them."""
     host: str = ""
     """The shipped profile of the computer that an accelerator is attached to: what runs a model that it cannot."""
     error: Interval | None = None
@@ -255,6 +259,10 @@ def _check(profile: DeviceProfile, origin: str) -> None:
             raise UsageError(f"device profile {origin}: {name} has no source: say where the figure comes from")
     if profile.host and (profile.host == profile.name or profile.host not in list_profiles()):
         raise UsageError(f"device profile {origin}: host {profile.host[:80]!r} is no other profile that ships")
+    try:
+        check_names(profile.providers)
+    except UsageError as error:
+        raise UsageError(f"device profile {origin}: {error}") from error
     if profile.active_watts.value < profile.idle_watts.value:
         raise UsageError(f"device profile {origin}: active_watts is below idle_watts")
     ranges = [one for one in (profile.error, profile.fit.whole if profile.fit else None) if one is not None]

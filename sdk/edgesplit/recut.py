@@ -152,6 +152,10 @@ def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) 
         raise TrustError(
             f"the plan for {device_class!r} lets layer {sorted(early)[0]!r} run elsewhere, which its base forbids"
         )
+    if plan.offload not in {one.offload for one in models}:
+        raise TrustError(
+            f"the plan for {device_class!r} sends to {plan.offload or 'the enrolled server'!r}, which its base does not"
+        )
     if plan.local is None and all(one.local is not None for one in models):
         raise TrustError(f"the plan for {device_class!r} leaves the device no way to answer alone, which its base does")
     lossless = not all(_may_lose(one) for one in models)

@@ -12,7 +12,8 @@ from typing import Final, Literal
 import msgspec
 
 from edgesplit import names
-from edgesplit.errors import MalformedMessage
+from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.foreign import ForeignServer
 from edgesplit.inputs import InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan, Row
@@ -276,6 +277,8 @@ def _check(manifest: Manifest) -> None:
     for plan in manifest.plans.values():
         if not plan.rows or len(plan.rows) > LIMITS.rows:
             raise MalformedMessage(f"manifest: a plan of {len(plan.rows)} rows")
+        if plan.offload:
+            _check_offload(plan.offload)
         for row in plan.rows:
             if sorted((*row.device, *row.remote)) != sorted(known):
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
@@ -285,6 +288,13 @@ def _check(manifest: Manifest) -> None:
             here = {layer for one in manifest.slices if one.name in row.device for layer in one.layers}
             if not here.issuperset(plan.earliest_cut):
                 raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan says is allowed")
+
+
+def _check_offload(address: str) -> None:
+    try:
+        ForeignServer.parse(address)
+    except UsageError as error:
+        raise MalformedMessage(f"manifest: {error}") from error
 
 
 def _check_hops(row: Row, plan: Plan) -> None:

@@ -7,6 +7,7 @@ waits how long, and what happens then, is the asker's: the agent's engine, or a 
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import logging
@@ -14,7 +15,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
@@ -33,12 +34,14 @@ from edgesplit.seen.timeline import SERVER_TIMING, read_server_timing
 log = logging.getLogger(__name__)
 
 Body = bytes | bytearray | memoryview
+Coding = Literal["", "zstd", "gzip"]
 Cause = Literal["timeout", "refused", "link", "server", "rejected", "open"]
 SECONDS_HEADER = "edgesplit-seconds"
 LOAD_HEADER = "edgesplit-load"
 HOP_HEADER = "edgesplit-hop-seconds"
 HOP_SERVER_HEADER = "edgesplit-hop-server-seconds"
 HOP_CAUSE_HEADER = "edgesplit-hop-cause"
+HEALTH = "/v2/health/live"
 PROBE_BYTES = 16_384
 CLAIM_SLACK_S = 1e-4
 """By which rounding may make a server's phases longer than its seconds."""
@@ -58,7 +61,10 @@ class Ask:
     receives: tuple[TensorSpec, ...]
     body: Sequence[bytes | memoryview]
     header_length: int
-    compressed: bool = False
+    coding: Coding = ""
+    """Of the body."""
+    planned_s: float = 0.0
+    """What the server should take, by the plan: believed where it does not say."""
 
     @property
     def up_bytes(self) -> int:
@@ -101,6 +107,8 @@ class RemoteFailure:
     cause: Cause
     text: str
     elapsed_s: float = 0.0
+    status: int = 0
+    """HTTP's, where there was an answer."""
 
 
 Outcome = RemoteAnswer | RemoteFailure
@@ -124,7 +132,8 @@ def ask(
     receives: tuple[TensorSpec, ...],
     *,
     left_s: float,
-    compress: bool,
+    coding: Coding = "",
+    planned_s: float = 0.0,
 ) -> Ask:
     """The request's body, encoded and, where the row says so, compressed. After `left_s` nobody wants the answer."""
     request = oip.InferRequest(
@@ -134,9 +143,15 @@ def ask(
         parameters={"timeout": max(1, int(left_s * 1e6))},
     )
     body, header_length = oip.encode_request(request)
-    if compress:
-        body = [zstandard.ZstdCompressor(level=1).compress(b"".join(body))]
-    return Ask(name, request_id, tensors, receives, body, header_length, compress)
+    if coding:
+        body = [_PACK[coding](b"".join(body))]
+    return Ask(name, request_id, tensors, receives, body, header_length, coding, planned_s)
+
+
+_PACK: Mapping[str, Callable[[bytes], bytes]] = {
+    "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
+    "gzip": lambda body: gzip.compress(body, compresslevel=1, mtime=0),
+}
 
 
 @dataclass(eq=False)
@@ -171,8 +186,12 @@ class Call:
 class _Connection(http.client.HTTPConnection):
     """HTTP over TCP or TLS; the certificate must carry the name of the server asked for, wherever a proxy sits."""
 
-    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None, name: str, timeout_s: float) -> None:
+    def __init__(
+        self, address: tuple[str, int], tls: ssl.SSLContext | None, name: str, path: str, timeout_s: float
+    ) -> None:
         super().__init__(address[0], address[1], timeout=timeout_s)
+        self.path = path
+        """Before that of every request."""
         self._tls = tls
         self._name = name
         self.used = False
@@ -225,6 +244,7 @@ class Remote:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"not the address of an offload server: {url[:200]!r}")
         self.url = parts.geturl()
+        self._path = parts.path.rstrip("/")
         port = parts.port or (443 if parts.scheme == "https" else 80)
         self._name = parts.hostname
         self._address = via or (parts.hostname, port)
@@ -235,6 +255,11 @@ class Remote:
         with self._lock:
             self._point_at(url, via)
         self.renew()
+
+    @property
+    def is_closed(self) -> bool:
+        """`close` was called: it is of no use any more."""
+        return self._closed
 
     @property
     def is_warm(self) -> bool:
@@ -248,18 +273,21 @@ class Remote:
             "content-length": str(asked.up_bytes),
             oip.HEADER_LENGTH: str(asked.header_length),
         }
-        if asked.compressed:
-            headers["content-encoding"] = "zstd"
-        path = f"/v2/models/{asked.name}/infer"
-        outcome = self._exchange(_Wish("POST", path, headers | trace.outgoing(), asked.body), call, timeout_s)
-        return outcome if isinstance(outcome, RemoteFailure) else _judged(asked, outcome)
+        if asked.coding:
+            headers["content-encoding"] = asked.coding
+        wish = Wish("POST", infer_path(asked.name), headers | trace.outgoing(), asked.body)
+        return self._asked(asked, wish, call, timeout_s)
+
+    def _asked(self, asked: Ask, wish: Wish, call: Call, timeout_s: float) -> Outcome:
+        outcome = self._exchange(wish, call, timeout_s)
+        return outcome if isinstance(outcome, RemoteFailure) else self._judged(asked, outcome)
 
     def relay(
         self, path: str, headers: Mapping[str, str], body: Body, call: Call, timeout_s: float
     ) -> Relayed | RemoteFailure:
         """Hand somebody else's request on as it is; nothing of it or of the answer is looked at."""
         sent = {"content-length": str(len(body)), **headers, **trace.outgoing()}
-        outcome = self._exchange(_Wish("POST", path, sent, [memoryview(body)]), call, timeout_s)
+        outcome = self._exchange(Wish("POST", path, sent, [memoryview(body)]), call, timeout_s)
         if isinstance(outcome, RemoteFailure):
             return outcome
         server_s = min(outcome.number(SECONDS_HEADER, 0.0), outcome.elapsed_s)
@@ -267,7 +295,7 @@ class Remote:
 
     def ping(self, timeout_s: float) -> float | RemoteFailure:
         """Seconds of the smallest exchange there is, the server's own time taken off."""
-        outcome = self._exchange(_Wish("GET", "/v2/health/live", {}, ()), Call(), timeout_s)
+        outcome = self._exchange(Wish("GET", HEALTH, {}, ()), Call(), timeout_s)
         if isinstance(outcome, RemoteFailure):
             return outcome
         if outcome.status != 200:
@@ -277,7 +305,7 @@ class Remote:
     def probe(self, timeout_s: float) -> RemoteAnswer | RemoteFailure:
         """What the link does with a body large enough to tell its rate."""
         headers = {"content-length": str(PROBE_BYTES), "content-type": "application/octet-stream"}
-        wish = _Wish("POST", "/v2/edgesplit/probe", headers, [os.urandom(PROBE_BYTES)])
+        wish = Wish("POST", "/v2/edgesplit/probe", headers, [os.urandom(PROBE_BYTES)])
         outcome = self._exchange(wish, Call(), timeout_s)
         if isinstance(outcome, RemoteFailure):
             return outcome
@@ -307,7 +335,49 @@ class Remote:
         for connection in busy:
             connection.abort()
 
-    def _exchange(self, wish: _Wish, call: Call, timeout_s: float) -> _Reply | RemoteFailure:
+    def _judged(self, asked: Ask, reply: _Reply) -> Outcome:
+        """The answer, if it is one to what was asked."""
+        if reply.status != 200:
+            text = f"{reply.status}: {_error_text(reply.body)}"
+            return RemoteFailure(self._cause(reply.status), text, reply.elapsed_s, reply.status)
+        if len(reply.body) > LIMITS.http_body_bytes:
+            return RemoteFailure("server", "the answer is larger than any may be", reply.elapsed_s)
+        began = perf_counter()
+        try:
+            response = oip.decode_response(reply.body, oip.header_length(reply.headers))
+            if response.model != asked.name:
+                raise UsageError(f"an answer of {response.model[:80]!r}, asked was {asked.name!r}")
+            if response.id != asked.id and not self._may_lack(response.id):
+                raise UsageError(f"an answer to {response.id[:80]!r}, asked was {asked.id!r}")
+            oip.check_tensors(response.outputs, asked.receives)
+        except EdgeError as error:
+            return RemoteFailure("server", f"refused: {error}", reply.elapsed_s)
+        server_s = min(reply.number(SECONDS_HEADER, asked.planned_s), reply.elapsed_s)
+        load = max(1.0, reply.number(LOAD_HEADER, 1.0))
+        hop_s = min(reply.number(HOP_HEADER, 0.0), server_s)
+        return RemoteAnswer(
+            response.outputs,
+            reply.elapsed_s,
+            server_s,
+            load,
+            reply.up_bytes,
+            len(reply.body),
+            hop_s=hop_s,
+            hop_server_s=min(reply.number(HOP_SERVER_HEADER, 0.0), hop_s),
+            hop_cause=reply.headers.get(HOP_CAUSE_HEADER, "")[:80],
+            phases=_phases(reply, server_s),
+            decode_s=perf_counter() - began,
+        )
+
+    def _cause(self, status: int) -> Cause:
+        """What an answer of this status means: ours says 400 to what it was given, and to nothing else."""
+        return "rejected" if status == 400 else "server"
+
+    def _may_lack(self, answered_id: str) -> bool:
+        """Ours always says which request it answers."""
+        return False
+
+    def _exchange(self, wish: Wish, call: Call, timeout_s: float) -> _Reply | RemoteFailure:
         start = perf_counter()
         while True:
             left_s = timeout_s - (perf_counter() - start)
@@ -323,7 +393,9 @@ class Remote:
     def _take(self, timeout_s: float) -> _Connection:
         with self._lock:
             connection = (
-                self._idle.pop() if self._idle else _Connection(self._address, self._tls, self._name, timeout_s)
+                self._idle.pop()
+                if self._idle
+                else _Connection(self._address, self._tls, self._name, self._path, timeout_s)
             )
             self._busy.add(connection)
             return connection
@@ -340,7 +412,7 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class Wish:
     """An HTTP request."""
 
     method: str
@@ -349,7 +421,12 @@ class _Wish:
     body: Sequence[bytes | memoryview]
 
 
-def _try(connection: _Connection, wish: _Wish, call: Call, timeout_s: float) -> _Reply | RemoteFailure:
+def infer_path(model: str) -> str:
+    """Where a model is asked."""
+    return f"/v2/models/{model}/infer"
+
+
+def _try(connection: _Connection, wish: Wish, call: Call, timeout_s: float) -> _Reply | RemoteFailure:
     """One exchange on one connection, opened first if it is not."""
     start = perf_counter()
     try:
@@ -360,7 +437,7 @@ def _try(connection: _Connection, wish: _Wish, call: Call, timeout_s: float) -> 
             call.on(connection)  # it may have been dropped before there was a socket to shut
         connection.set_timeout(max(0.001, timeout_s - (perf_counter() - start)))
         begun = perf_counter()
-        connection.request(wish.method, wish.path, body=wish.body or None, headers=dict(wish.headers))
+        connection.request(wish.method, connection.path + wish.path, body=wish.body or None, headers=dict(wish.headers))
         response = connection.getresponse()
         data = response.read(LIMITS.http_body_bytes + 1)
         elapsed_s = perf_counter() - begun
@@ -396,44 +473,6 @@ class _Reply:
         except ValueError:
             return default
         return value if 0.0 <= value < 1e6 else default
-
-
-def _judged(asked: Ask, reply: _Reply) -> Outcome:
-    """The answer, if it is one to what was asked."""
-    if reply.status != 200:
-        return RemoteFailure(
-            "rejected" if reply.status == 400 else "server",
-            f"{reply.status}: {_error_text(reply.body)}",
-            reply.elapsed_s,
-        )
-    if len(reply.body) > LIMITS.http_body_bytes:
-        return RemoteFailure("server", "the answer is larger than any may be", reply.elapsed_s)
-    began = perf_counter()
-    try:
-        response = oip.decode_response(reply.body, oip.header_length(reply.headers))
-        if response.model != asked.name:
-            raise UsageError(f"an answer of {response.model[:80]!r}, asked was {asked.name!r}")
-        if response.id != asked.id:
-            raise UsageError(f"an answer to {response.id[:80]!r}, asked was {asked.id!r}")
-        oip.check_tensors(response.outputs, asked.receives)
-    except EdgeError as error:
-        return RemoteFailure("server", f"refused: {error}", reply.elapsed_s)
-    server_s = min(reply.number(SECONDS_HEADER, 0.0), reply.elapsed_s)
-    load = max(1.0, reply.number(LOAD_HEADER, 1.0))
-    hop_s = min(reply.number(HOP_HEADER, 0.0), server_s)
-    return RemoteAnswer(
-        response.outputs,
-        reply.elapsed_s,
-        server_s,
-        load,
-        reply.up_bytes,
-        len(reply.body),
-        hop_s=hop_s,
-        hop_server_s=min(reply.number(HOP_SERVER_HEADER, 0.0), hop_s),
-        hop_cause=reply.headers.get(HOP_CAUSE_HEADER, "")[:80],
-        phases=_phases(reply, server_s),
-        decode_s=perf_counter() - began,
-    )
 
 
 def _phases(reply: _Reply, server_s: float) -> Mapping[str, float]:

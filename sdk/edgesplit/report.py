@@ -66,6 +66,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Why the gateway finished without the cloud: timeout, refused, link, server, rejected; or `open`, its breaker."""
     up_bytes: int = 0
     down_bytes: int = 0
+    joules: float = 0.0
+    """That the device spent on it; a tail that lost to the cloud is counted under hedging instead."""
+    joules_basis: str = ""
+    """`measured`: scaled to what this device's rails drew; `predicted`: by the plan's power figures. Empty: unknown."""
 
 
 def to_parameters(report: Report) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def test_a_forged_offload_answer_is_a_failure_and_never_an_exception(parrot: Par
     def tried(raw: bytes) -> None:
         parrot.answer = raw
         remote = Remote(f"http://{host}:{port}")
-        asked = ask(CUT, "id-1", {"mid": MID}, receives, left_s=PATIENCE_S, compress=False)
+        asked = ask(CUT, "id-1", {"mid": MID}, receives, left_s=PATIENCE_S)
         outcome = remote.infer(asked, Call(), PATIENCE_S)
         if isinstance(outcome, RemoteAnswer):
             assert {name: tensor.shape for name, tensor in outcome.outputs.items()} == {"out": (1, 4), "same": (1, 4)}
@@ -228,7 +228,7 @@ def test_numbers_that_a_false_server_tells_of_itself_are_bounded() -> None:
     fake = Parrot(GOOD.replace(b"edgesplit-load: 1.5", b"edgesplit-load: 1e300").replace(b"0.001", b"-9e9")).start()
     host, port = fake.address
     asked = ask(CUT, "id-1", {"mid": MID}, (TensorSpec("out", "FP32", (1, 4)), TensorSpec("same", "FP32", (1, 4))),
-                left_s=PATIENCE_S, compress=False)  # fmt: skip
+                left_s=PATIENCE_S)  # fmt: skip
     outcome = Remote(f"http://{host}:{port}").infer(asked, Call(), PATIENCE_S)
     fake.close()
     assert isinstance(outcome, RemoteAnswer) and outcome.load == 1.0 and outcome.server_s == 0.0

@@ -429,6 +429,34 @@ def test_outside_its_hours_a_device_waits_unless_the_operator_says_now(
     eventually("it runs", lambda: agent.runs(made), 60)
 
 
+def test_on_an_empty_battery_updates_wait_and_the_operator_reads_why(
+    controller: SmallController, agent: Process, tmp_path: Path
+) -> None:
+    """Sensors under a root folder: at 10 % nothing is fetched; on the charger it goes on by itself; both are told."""
+    battery = tmp_path / "sys/class/power_supply/BAT0"
+    battery.mkdir(parents=True)
+    for name, text in (("type", "Battery"), ("status", "Discharging"), ("capacity", "10")):
+        (battery / name).write_text(text + "\n")
+    made = Made(23)
+    controller.chunks_sent.clear()
+    controller.deploy(made)
+    agent.extra = ("--sensors-root", str(tmp_path / "sys"), "--power-budget", "4W")
+    agent.start()
+    eventually("it says that it waits", lambda: _told(controller, made, "fetching", "the battery is at 10 %"), 60)
+    power = json.loads(_run(agent, "status"))["power"]
+    assert (power["mode"], power["budget_watts"], power["sensors"]["battery_percent"]) == ("saver", 4.0, 10.0)
+    assert not controller.chunks_sent
+    (battery / "status").write_text("Charging\n")
+    eventually("it runs", lambda: agent.runs(made), 60)
+    eventually("telemetry tells of the charger", lambda: _power(controller) == ("performance", False), 30)
+    assert json.loads(_run(agent, "status"))["models"][0]["why"].startswith("the plan has no power figures")
+
+
+def _power(controller: SmallController) -> tuple[str, bool | None] | None:
+    told = controller.last(messages.Telemetry)
+    return (told.power.mode, told.power.discharging) if told is not None and told.power is not None else None
+
+
 def test_a_killed_agent_loses_no_request_and_the_broker_tells(controller: SmallController, agent: Process) -> None:
     """SIGKILL in the middle of a stream: each id of the client is answered once, the last will is this session's."""
     made = Made(8)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +90,39 @@ def test_the_pages_of_agent_and_offload_server_agree(seen: Seen) -> None:
     assert _sum(agent, "edgesplit_agent_phase_seconds_count", phase="decode") > ASKED
     assert value(server, "edgesplit_offload_info", version=edgesplit.__version__) == 1
     assert _sum(server, "edgesplit_offload_processes") >= 1
+
+
+def test_a_killed_serving_process_takes_no_count_with_it(seen: Seen) -> None:
+    """What it had told stays in the server's sums, and its successor adds to them."""
+
+    def answered(page: Samples) -> float:
+        return _sum(page, "edgesplit_offload_requests_total", outcome="answered")
+
+    before = seen.page("offload")
+    processes = _sum(before, "edgesplit_offload_processes")
+    supervisor = int((seen.cloud.data / "offload" / "pid").read_text().split()[0])
+    serving = _children(supervisor)
+    if len(serving) < 2:
+        pytest.skip("the offload server has one process on so small a machine")
+    for pid in serving:
+        os.kill(pid, signal.SIGKILL)
+    jpeg = frames(1)[0][0]
+    eventually("the cloud helps again", lambda: _helped(seen.device, jpeg))
+    eventually("as many as before", lambda: _sum(seen.page("offload"), "edgesplit_offload_processes") == processes)
+    assert answered(seen.page("offload")) > answered(before)
+    assert not set(serving) & set(_children(supervisor))
+
+
+def _children(pid: int) -> list[int]:
+    stats = [text for stat in Path("/proc").glob("[0-9]*/stat") if (text := _text(stat))]
+    parents = {int(stat.split()[0]): int(stat.rpartition(")")[2].split()[1]) for stat in stats}
+    return [child for child, parent in parents.items() if parent == pid]
+
+
+def _text(stat: Path) -> str:
+    with contextlib.suppress(OSError):  # a process that has just ended
+        return stat.read_text()
+    return ""
 
 
 def test_the_controllers_page_counts_its_api_and_its_fleet(seen: Seen) -> None:

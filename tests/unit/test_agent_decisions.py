@@ -22,7 +22,9 @@ LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
     ("left_s", "tail", "predicted_s", "expected"),
     [
         (2.0, 0.5, 0.01, 0.25),  # a quick cloud is given a quarter of a second
-        (2.0, 0.5, 0.2, 0.6),  # a slower one three times what it should take
+        (2.0, 0.7, 0.2, 0.6),  # a slower one three times what it should take
+        (2.0, 0.5, 0.2, 0.5),  # but no longer than finishing alone takes: that is the most it can cost
+        (2.0, 0.1, 0.3, 0.45),  # unless it is expected to take longer than that anyway
         (1.0, 0.5, 0.2, 0.37),  # but never past the moment when the tail must start
         (0.5, 0.5, 0.2, 0.0),  # too late for that already: both at once
         (2.0, None, 0.1, 1.97),  # nothing to finish with: wait to the last

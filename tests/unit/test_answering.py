@@ -305,6 +305,17 @@ def test_another_release_has_no_last_answer() -> None:
 # The next-best means
 
 
+def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> None:
+    """A thousand streams of a frame each, with ids and stale answers: nothing grows with their number."""
+    with engine_with(LOCAL) as (engine, _, _steps):
+        for number in range(1000):
+            wishes = Wishes(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", wishes=wishes)
+        assert len(engine._last_good._kept) <= 64 and len(engine._once._futures) <= 256
+        assert engine._processor.here == 0 and len(engine._processor._shares.used) <= 1
+        assert engine._running.threads <= 128
+
+
 def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
     """Its own part crashes, and the plan has a row that needs none of it."""
     with engine_with(CUT, REMOTE) as (engine, cloud, steps):
@@ -346,6 +357,17 @@ def test_an_observer_that_raises_costs_no_answer() -> None:
     with pytest.raises(InferenceFailed, match="gone"):
         engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
     engine.stop()
+
+
+def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker process needs no thread to be waited for aside; what it raises is typed all the same."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        monkeypatch.setattr("edgesplit_agent.worker.host.InProcess.in_time", True)
+        assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
+        steps["a"].error = KeyError("no such slice")
+        with pytest.raises(InferenceFailed):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+        assert engine._running.threads == 0
 
 
 @pytest.mark.parametrize("error", [KeyError("no such slice"), MemoryError(), SystemExit("a thread's end")])
@@ -452,6 +474,21 @@ def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
         cloud.let_go.set()
         assert out.answer.report.row == "cut-1"
         assert (engine.breaker.state, engine.breaker.room) == ("trial", 2)
+
+
+def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:
+    """The link died under three requests that have an hour; when the cloud is back, the next one may try it."""
+    with engine_with(REMOTE) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        hanging = [Asking(engine) for _ in range(3)]
+        eventually("they are all there", lambda: len(cloud.asked) == 3)
+        engine._cloud._breaker = engine.breaker.failed(1e12, 0.0, refused=True).probed(1e12)
+        cloud.script = lambda request, good: good
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.row == "remote"
+        assert engine._cloud.out == 3
+        cloud.let_go.set()
+        for one in hanging:
+            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
 
 
 def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from agent_world import CUT, EXPECTED, INPUT, LOCAL, Step, active, programs
-from edgesplit.errors import MalformedMessage, ModelRefused
+from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.profiles import load_profile
 from edgesplit.release import Compiled, decode_manifest, device_slices, encode_manifest
@@ -153,6 +153,21 @@ def test_an_agent_runs_what_was_compiled_in_place_of_its_twins() -> None:
     without = active(LOCAL)
     object.__setattr__(without, "manifest", manifest)
     assert without.order(LOCAL.device) == ["a", "b"]
+
+
+def test_an_edge_tpu_that_is_unplugged_leaves_the_work_to_the_twins() -> None:
+    """The request in which it fails is answered all the same, later ones do not try it again, and it is said."""
+    steps = programs() | {"tpu01": Step("x", "y", lambda x: x)}
+    steps["tpu01"].error = InferenceFailed("no device")
+    release = active(LOCAL, CUT, steps=steps)
+    object.__setattr__(
+        release, "manifest", msgspec.structs.replace(release.manifest, compiled=(with_compiled(("a", "b")),))
+    )
+    assert not release.trouble
+    for _ in range(2):
+        assert np.array_equal(release.run(release.order(LOCAL.device), {"x": INPUT})["y"], EXPECTED)
+    assert steps["tpu01"].runs == 1
+    assert "accelerator gone" in release.trouble and "no device" in release.trouble
 
 
 def test_a_manifest_with_compiled_slices_is_checked() -> None:

@@ -63,7 +63,16 @@ def test_no_more_than_a_window_is_saved_up_and_owed() -> None:
 def test_a_budget_of_nothing_allows_nothing() -> None:
     """`--hedge-budget 0`: only deadlines make hedges."""
     assert not Budget(0.0).asked(1.0).allows(0.0)
-    assert not Ledger(0.1).allows("never asked", 0.1)
+    assert not Ledger(lambda: 0.0).allows("never asked", 0.1)
+
+
+def test_a_budget_is_full_to_begin_with_and_follows_the_stance() -> None:
+    """The first request may race; a battery that runs down leaves the next one less at once."""
+    parts = iter([1.0, 1.0, 1.0, 0.0])
+    ledger = Ledger(lambda: next(parts))
+    assert ledger.allows("never asked", 0.1)
+    ledger.asked("m", 1.0)
+    assert ledger.allows("m", 1.0) and not ledger.allows("m", 1.0)
 
 
 def test_the_budget_is_in_joules_where_the_plan_tells_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from edgesplit.seen.histogram import SECONDS, Histogram, quantile
 from edgesplit.seen.ledger import OTHER, Ledger, Series, gauge, packed, summed, unpacked
 from edgesplit.seen.listener import metrics_server, parse_address
 from edgesplit.seen.timeline import LONGEST_S, SERVER_PHASES, Timeline, read_server_timing, server_timing
-from edgesplit_offload.board import Board, posted
+from edgesplit_offload.totals import Totals, told
 from seen_world import asked, samples, value
 
 REPOSITORY = Path(__file__).parents[2]
@@ -142,41 +143,41 @@ def test_processes_are_summed_by_the_kind_of_what_they_count() -> None:
     assert value(found, "edgesplit_offload_running") == 3
 
 
-def test_a_process_that_died_has_counted_and_its_successor_goes_on(tmp_path: Path) -> None:
-    """The sum never falls while the server lives; the gauges of the dead one go after a while."""
-    first, second, again = Ledger(), Ledger(), Ledger()
-    first.count(families.OFFLOAD_SENT, "m@1", by=5)
-    second.count(families.OFFLOAD_SENT, "m@1", by=1)
-    first.observe(families.OFFLOAD_BATCH, "m@1", value=4)
-    boards = [
-        Board(tmp_path, place, ledger, lambda ledger=ledger: [*ledger.series(), gauge(families.OFFLOAD_RUNNING, 1)])
-        for place, ledger in enumerate((first, second))
-    ]
-    for board in boards:
-        board.post()
-    assert value(samples(rendered(posted(tmp_path))), "edgesplit_offload_running") == 2
-
-    successor = Board(tmp_path, 0, again, lambda: again.series())
-    successor.start()
-    again.count(families.OFFLOAD_SENT, "m@1", by=2)
-    successor.stop()
-    found = samples(rendered(posted(tmp_path)))
-    assert value(found, "edgesplit_offload_sent_bytes_total", model="m@1") == 8
-    assert value(found, "edgesplit_offload_batch_size_sum", model="m@1") == 4
-    assert value(found, "edgesplit_offload_running") == 1
-    assert value(samples(rendered(posted(tmp_path, lambda: 1e12))), "edgesplit_offload_running") == 0
-
-
-@pytest.mark.parametrize(
-    "spoil", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw + b"x", lambda raw: b"\xff" * 9]
-)
-def test_half_a_post_is_passed_over(tmp_path: Path, spoil: object) -> None:
-    """What cannot be read is said, and the others' counts are shown."""
+def _told(mark: str, sent: int, running: int) -> list[Any]:
     ledger = Ledger()
-    ledger.count(families.OFFLOAD_SENT, "m@1", by=5)
-    (tmp_path / "0.counts").write_bytes(spoil(packed(ledger.series())))  # type: ignore[operator]
-    (tmp_path / "1.counts").write_bytes(packed(ledger.series()))
-    assert value(samples(rendered(posted(tmp_path))), "edgesplit_offload_sent_bytes_total", model="m@1") == 5
+    ledger.count(families.OFFLOAD_SENT, "m@1", by=sent)
+    ledger.observe(families.OFFLOAD_BATCH, "m@1", value=2)
+    return told(mark, [*ledger.series(), gauge(families.OFFLOAD_RUNNING, running)])
+
+
+def _sums(totals: Totals, *answers: list[Any]) -> tuple[float, float, float]:
+    found = samples(rendered(totals.after(answers)))
+    names = ("edgesplit_offload_sent_bytes_total", "edgesplit_offload_batch_size_count")
+    sent, batches = (value(found, name, model="m@1") for name in names)
+    return sent, batches, value(found, "edgesplit_offload_running")
+
+
+def test_a_process_that_is_late_or_has_died_stays_in_the_sums() -> None:
+    """They never fall; what it was doing at the moment counts no more."""
+    totals = Totals()
+    assert _sums(totals, _told("a", 5, 1), _told("b", 1, 2)) == (6, 2, 3)
+    assert _sums(totals, _told("b", 3, 2)) == (8, 2, 2)
+    assert _sums(totals, _told("b", 3, 2), _told("c", 1, 1)) == (9, 3, 3)
+    assert _sums(totals, _told("a", 6, 0)) == (10, 3, 0)
+
+
+def test_a_server_whose_processes_die_all_day_remembers_their_counts_not_each_of_them() -> None:
+    """Bounded memory, and not one request less."""
+    totals = Totals(remembered=4)
+    for number in range(100):
+        assert _sums(totals, _told(f"process-{number}", 1, 0)) == (number + 1, number + 1, 0)
+    assert len(totals._last) == 4
+
+
+def test_what_no_process_of_ours_tells_is_passed_over() -> None:
+    """And the others' counts are shown."""
+    totals = Totals()
+    assert _sums(totals, ["a", b"\xff"], _told("b", 3, 1)) == (3, 1, 1)
 
 
 @pytest.mark.parametrize(

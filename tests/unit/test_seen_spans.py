@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from agent_world import CUT, INPUT, LOCAL, unavailable, world
 from edgesplit import oip
 from edgesplit.http1 import Request, Response
 from edgesplit.question import Question
+from edgesplit.report import phases
 from edgesplit.seen import spans, trace
 from edgesplit.seen.spans import OFF, OtelTracer
 from edgesplit.seen.trace import TraceContext
 from edgesplit_agent.endpoint import Endpoint
-from seen_world import INPUTS, MODEL, Collector, both_sides
+from seen_world import INPUTS, MODEL, Collector, both_sides, three_tiers
 
 GIVEN = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", True)
 
@@ -67,6 +69,22 @@ def test_one_trace_shows_device_link_and_cloud_over_the_wire(tmp_path: Path, mon
     assert asked.end_time_unix_nano <= root.end_time_unix_nano + 10**9
     attributes = {one.key: one.value.string_value for one in served.attributes}
     assert attributes["edgesplit.model"] == "handmade@1" and attributes["edgesplit.row"] == "cut-1"
+
+
+def test_one_trace_goes_through_a_gateway(tmp_path: Path) -> None:
+    """Device, gateway, cloud: each server's span is the child of the one that asked it, and the report adds up."""
+    (device, here), (edge, between), (cloud, there) = recording(), recording(), recording()
+    with three_tiers(tmp_path, device=device, edge=edge, cloud=cloud) as engine, trace.working_for(GIVEN):
+        report = engine.infer(MODEL, INPUTS, deadline_s=20).report
+    assert not report.hop_cause and report.hop_s >= report.hop_server_s > 0
+    named = [{span.name: span for span in exporter.get_finished_spans()} for exporter in (here, between, there)]
+    assert {span.context.trace_id for tier in named for span in tier.values()} == {int(GIVEN.trace_id, 16)}
+    asked, gateway, far = named[0]["offload"], named[1]["offload"], named[2]["offload"]
+    assert gateway.parent is not None and gateway.parent.span_id == asked.context.span_id
+    assert far.parent is not None and far.parent.span_id == gateway.context.span_id
+    assert {"queue", "run", "hop", "encode"} <= named[1].keys() and "hop" not in named[2]
+    split = phases(report)
+    assert {"hop", "remote"} <= split.keys() and sum(split.values()) == pytest.approx(report.latency_s)
 
 
 def test_a_request_without_a_trace_begins_one() -> None:
@@ -200,6 +218,23 @@ def test_nothing_of_opentelemetry_or_prometheus_is_imported_where_nobody_asked()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_collector_that_hangs_holds_up_nobodys_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers: stopping goes on without it, while it still waits."""
+    let_go, waits = threading.Event(), threading.Event()
+
+    class Hanging(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            waits.set()
+            let_go.wait(60)
+
+    monkeypatch.setattr(spans, "LAST_SPANS_S", 0.01)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(Hanging()))
+    OtelTracer(provider).stop()
+    assert waits.wait(20) and not let_go.is_set()
+    let_go.set()
 
 
 def test_spans_of_what_is_not_there_are_nothing() -> None:

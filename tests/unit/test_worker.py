@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +17,6 @@ from edgesplit.errors import Busy, InferenceFailed, MalformedMessage, ModelRefus
 from edgesplit.plan import Row
 from edgesplit.release import Slice, TensorSpec
 from edgesplit.runtime import Timing
-from edgesplit.runtime.onnx_providers import sift
 from edgesplit_agent.worker.flow import flow_of
 from edgesplit_agent.worker.host import Job
 from edgesplit_agent.worker.judging import (
@@ -240,22 +238,3 @@ def test_an_input_that_is_missing_is_an_inference_that_failed(tmp_path: Path) ->
         with pytest.raises(InferenceFailed, match="lacks its inputs"):
             host.run(Job(["s"], {}), Timing())
         assert np.array_equal(run(host, SMALL), SMALL * 2) and host.status()["lost"] == 0
-
-
-# Accelerators
-
-
-@pytest.mark.parametrize(
-    ("wanted", "there", "use", "notes"),
-    [
-        ((), ["CPUExecutionProvider"], (), 0),
-        (("cpu", "cuda"), ["CUDAExecutionProvider"], (), 0),
-        (("tensorrt", "cuda", "cpu"), ["CUDAExecutionProvider"], ("cuda",), 1),
-        (("cuda", "openvino"), ["CUDAExecutionProvider"], ("cuda",), 0),
-        (("cuda",), ["CPUExecutionProvider"], (), 1),
-    ],
-)
-def test_accelerators_are_tried_in_order_up_to_the_cpu(wanted: Any, there: list[str], use: Any, notes: int) -> None:
-    """What is missing is said, unless a better one is there."""
-    found, said = sift(wanted, there)
-    assert found == use and len(said) == notes

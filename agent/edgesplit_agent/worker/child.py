@@ -20,12 +20,15 @@ import numpy as np
 
 from edgesplit.errors import EdgeError, InferenceFailed, MalformedMessage, ModelRefused, UsageError
 from edgesplit.lifetime import end_with_parent, gain_no_privileges
+from edgesplit.providers import sift
 from edgesplit.release import Slice
 from edgesplit.runtime import Program, Runtime, Timing, execute
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.input import InputProgram
+from edgesplit.runtime.setup import Setup
 from edgesplit.sealed import SliceInMemory, SliceSource
+from edgesplit_agent.worker.merging import Merged, run_steps, steps
 from edgesplit_agent.worker.placing import Memory, get, packed, put, room_for
 from edgesplit_agent.worker.talk import (
     TEXT,
@@ -91,6 +94,15 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
+def uses_accelerator(setup: Setup) -> bool:
+    """Whether one will be tried: their drivers reserve memory by the gigabyte, and only what is held counts then."""
+    if not setup.providers:
+        return False
+    import onnxruntime
+
+    return bool(sift(setup.providers, onnxruntime.get_available_providers())[0])
+
+
 class Child:
     """What is open, and the memory that is shared."""
 
@@ -100,6 +112,9 @@ class Child:
         self._programs: dict[str, Program] = {}
         self._memory: dict[int, Memory] = {}
         self._engine = EngineByFormat()
+        self._merged: list[Merged] = []
+        self._asked = Open(Setup())
+        self._limited = False
 
     def serve(self) -> None:
         """Until the agent hangs up: EOFError."""
@@ -151,8 +166,9 @@ class Child:
 
     def _open(self, ask: Open) -> Opened:
         """Everything taken, anew. What lies in memory stays there: another setup may be tried."""
-        self._programs = {}
-        if ask.memory_bytes:
+        self._programs, self._merged = {}, []
+        if ask.memory_bytes and not self._limited and not uses_accelerator(ask.setup):
+            self._limited = True
             limit_memory(ask.memory_bytes)
         engine = EngineByFormat(setup=ask.setup)
         runtime: Runtime = engine if ask.slice_s is None else EmulatedRuntime(engine, ask.slice_s)
@@ -165,14 +181,31 @@ class Child:
                 if name not in ask.optional:
                     raise
                 refused[name] = str(refusal)[:TEXT]
-        self._programs = programs
-        self._engine = engine
-        return Opened(tuple(programs), refused, engine.notes)
+        self._programs, self._engine, self._asked = programs, engine, ask
+        self._merged = self._merge(ask, engine)
+        return Opened(tuple(programs), refused, engine.notes, len(self._merged))
+
+    def _merge(self, ask: Open, engine: EngineByFormat) -> list[Merged]:
+        """Those of the merges that can be made."""
+        made = []
+        for one in ask.merges if ask.setup.merge else ():
+            parts = [
+                (slice_, source) for slice_, source in map(self._taken.__getitem__, one.order) if source is not None
+            ]
+            program = engine.load_merged(parts, one.outputs)
+            if program is not None:
+                made.append(Merged(one, program))
+        return made
 
     def _run(self, ask: Run) -> Ran:
         tensors = {one.name: get(one, self._memory[one.segment]) for one in ask.inputs}
         timing = Timing()
-        live = execute(self._programs, ask.order, tensors, timing)
+        if self._merged:
+            slices = {name: slice_ for name, (slice_, _) in self._taken.items()}
+            planned = steps(ask.order, ask.wants, slices, self._merged)
+            live = run_steps(planned, self._programs, tensors, timing, self._asked.shares)
+        else:
+            live = execute(self._programs, ask.order, tensors, timing)
         missing = [name for name in ask.wants if name not in live]
         if missing:
             raise InferenceFailed(f"no tensor {missing[0]!r} came of {', '.join(ask.order)}")

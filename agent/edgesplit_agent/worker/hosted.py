@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import msgspec
+
 from edgesplit.errors import DeadlineExceeded, EdgeError, ModelRefused
 from edgesplit.plan import Plan
+from edgesplit.providers import GONE
 from edgesplit.release import Slice
 from edgesplit.releases import Release
 from edgesplit.runtime import Tensor, Timing
@@ -26,6 +29,7 @@ from edgesplit.sealed import SliceInMemory, SliceSource
 from edgesplit_agent.worker.flow import Flow, flow_of
 from edgesplit_agent.worker.host import Job, Needed, WorkerLost
 from edgesplit_agent.worker.judging import Bounds, restart_after_s
+from edgesplit_agent.worker.merging import merges_of
 from edgesplit_agent.worker.process import Worker
 from edgesplit_agent.worker.talk import Open, Opened
 from edgesplit_agent.worker.tensor_room import TensorRoom
@@ -33,7 +37,14 @@ from edgesplit_agent.worker.tensor_room import TensorRoom
 log = logging.getLogger(__name__)
 TRIES = 2
 """Of the first load: what is lost once may have been the machine's doing."""
-CLOSING_S = 5.0
+MERGED_PART = 4
+"""Merged sessions may hold this part of a worker's memory."""
+LEFT_OUT = 2
+"""After so many workers lost in a row, the next one uses no accelerator..."""
+ACCELERATOR_PAUSE_S = 600.0
+"""...and after this time it is tried again, as is one that failed in a run."""
+Slices = dict[str, tuple[Slice, SliceSource | None]]
+AGAIN = "made room for one that tries its accelerator again"
 Lost = Callable[[str, Exception], None]
 """Told, by release, of each worker that was lost."""
 
@@ -50,6 +61,8 @@ class Condition:
     """The last one was lost."""
     notes: tuple[str, ...] = ()
     opened: Opened | None = None
+    cpu_since: float = 0.0
+    """When (of perf_counter) the accelerators were left out; 0: they are not."""
 
 
 @dataclass
@@ -103,9 +116,20 @@ class _Keeper:
         while worker.look():
             if self.closed.is_set():
                 worker.kill("its release is not needed any more")
+            elif self._tries_accelerators_again(worker):
+                worker.kill(AGAIN)
         self._say(worker=None)
-        if not self.closed.is_set():
+        if worker.why.startswith(AGAIN):
+            self.now.in_a_row = 0
+        elif not self.closed.is_set():
             self._note_loss(worker.why)
+
+    def _tries_accelerators_again(self, worker: Worker) -> bool:
+        """Whether this worker gives way to one that may find them back. It is idle then."""
+        if not self.now.cpu_since and any(GONE in note for note in worker.notes):
+            self.now.cpu_since = perf_counter()
+        since = self.now.cpu_since
+        return bool(since) and worker.is_idle and perf_counter() - since >= ACCELERATOR_PAUSE_S
 
     def _next(self) -> None:
         """Another worker, as soon as may be."""
@@ -129,15 +153,15 @@ class _Keeper:
     def _started(self) -> Worker:
         """A worker with everything open. The files are verified now, those of encrypted slices opened in memory."""
         manifest, needed = self.release.manifest, Needed.of(self.release, self.plan)
-        slices: dict[str, tuple[Slice, SliceSource | None]] = {}
-        worker = None
+        slices: Slices = {}
+        worker, setup = None, self._setup_now()
         try:
             for one in manifest.every_slice:
                 if one.name in needed.rows | needed.optional:
                     slices[one.name] = (one, self._source(one))
             worker = Worker(f"worker of {self.release.digest[:12]}", self.bounds, self.room)
             self.now.starts += 1
-            opened = self._open(worker, slices, needed)
+            opened = self._open(worker, slices, needed, setup)
         except BaseException:
             if worker is not None:
                 worker.kill("could not begin")
@@ -149,6 +173,9 @@ class _Keeper:
                 if isinstance(source, SliceInMemory):
                     source.close()
         self.now.opened, self.now.notes = opened, opened.notes
+        self.now.cpu_since = perf_counter() if setup != self.setup else 0.0
+        if self.now.cpu_since:
+            self.now.notes = (f"{GONE}: workers that used {', '.join(self.setup.providers)} were lost", *opened.notes)
         for why in (*opened.refused.values(), *opened.notes):
             log.warning("release %s: %s", self.release.digest[:12], why)
         return worker
@@ -156,25 +183,53 @@ class _Keeper:
     def _source(self, one: Slice) -> SliceSource | None:
         return None if one.format == "input" else self.release.slice_folder(one.name)
 
-    def _open(self, worker: Worker, slices: Mapping[str, tuple[Slice, SliceSource | None]], needed: Needed) -> Opened:
+    def _open(self, worker: Worker, slices: Slices, needed: Needed, setup: Setup) -> Opened:
         worker.load(slices)
-        ask = Open(
-            setup=self.setup,
-            optional=tuple(needed.optional),
-            input_spec=self.release.manifest.input_spec,
-            slice_s=None if self.slice_s is None else dict(self.slice_s),
-            memory_bytes=self.bounds.memory_bytes,
-        )
-        opened = worker.open(ask, sum(one.bytes for one, _ in slices.values()))
+        opened = worker.open(self._ask(needed, setup), self._file_bytes(slices))
         if not needed.rows <= set(opened.slices) <= set(slices):
             raise WorkerLost("the model's worker process spoke nonsense: it opened other slices than it was given")
         return opened
+
+    def _ask(self, needed: Needed, setup: Setup) -> Open:
+        manifest = self.release.manifest
+        most = self.bounds.memory_bytes // MERGED_PART
+        return Open(
+            setup=setup,
+            optional=tuple(needed.optional),
+            input_spec=manifest.input_spec,
+            slice_s=None if self.slice_s is None else dict(self.slice_s),
+            memory_bytes=self.bounds.memory_bytes,
+            merges=merges_of(manifest, self.plan, most) if setup.merge else (),
+            shares=dict(self.plan.slice_s) if setup.merge else {},
+        )
+
+    def _file_bytes(self, names: Iterable[str]) -> int:
+        return sum(self.release.manifest.slice(name).bytes for name in names)
+
+    def use(self, worker: Worker, setup: Setup) -> None:
+        """Another setup, from now on. ModelRefused, and then nothing is open; WorkerLost."""
+        needed = Needed.of(self.release, self.plan)
+        opened = worker.reopen(self._ask(needed, setup), self._file_bytes(needed.rows | needed.optional))
+        self.now.opened, self.now.notes, self.setup = opened, opened.notes, setup
+
+    def _setup_now(self) -> Setup:
+        """Without accelerators, where workers that used them were lost."""
+        if not self.setup.providers or self.now.in_a_row < LEFT_OUT:
+            return self.setup
+        log.error("release %s: %s with %s, the CPU runs it for a while", self.release.digest[:12], GONE, self.setup)
+        return msgspec.structs.replace(self.setup, providers=())
 
     def _say(self, **what: Any) -> None:
         with self.changed:
             for name, value in what.items():
                 setattr(self, name, value)
             self.changed.notify_all()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of how it runs."""
+        worker = self.worker
+        return (worker.notes if worker is not None else ()) or self.now.notes
 
     def close(self) -> None:
         """Nobody will ask again."""
@@ -250,6 +305,22 @@ class Hosted:
         finally:
             self._processor.release()
 
+    @property
+    def setup(self) -> Setup:
+        """How its engines are set up."""
+        return self._keeper.setup
+
+    def use(self, setup: Setup) -> None:
+        """Set them up otherwise for all that runs on this release. ModelRefused and WorkerLost, and then another setup
+        must be used."""
+        self._keeper.use(self._ready(None), setup)
+
+    @property
+    def merged(self) -> int:
+        """Sessions that do several slices at once."""
+        opened = self._keeper.now.opened
+        return opened.merged if opened is not None else 0
+
     def status(self) -> dict[str, Any]:
         """How many workers there were, why the last one was lost, and what it runs on."""
         keeper = self._keeper
@@ -262,7 +333,7 @@ class Hosted:
             "lost_in_a_row": keeper.now.in_a_row,
             "last_lost": keeper.now.why,
             "setup": str(keeper.setup),
-            "notes": list((worker and worker.notes) or keeper.now.notes),
+            "notes": list(keeper.notes),
             "tensor_bytes": keeper.room.held_bytes,
         }
 

@@ -121,6 +121,11 @@ class Worker:
         return self._over.is_set()
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it is at nothing."""
+        return self._task is None
+
+    @property
     def why(self) -> str:
         """Why it ended; empty while it lives."""
         return self._why
@@ -157,14 +162,10 @@ class Worker:
             raise WorkerLost(f"the model's worker process {self._why}") from error
         finally:
             self._task = None
-        if isinstance(answer, Failed):
-            if answer.kind in ("refused", "usage"):
-                raise ModelRefused(answer.text)
-            raise ModelRefused(f"a worker process could not load it: {answer.text}")
-        if not isinstance(answer, Opened):
+        if not isinstance(answer, (Opened, Failed)):
             self._end("spoke nonsense: it has opened nothing")
             raise WorkerLost(f"the model's worker process {self._why}")
-        return answer
+        return _opened(answer)
 
     def look(self, wait_s: float | None = None) -> bool:
         """Wait a while for its end, then judge it. False once it has ended (`why` says of what)."""
@@ -217,6 +218,22 @@ class Worker:
         self._channel.shut()
 
     # What requests do
+
+    def reopen(self, ask: Open, file_bytes: int) -> Opened:
+        """Have it open everything another way, when it is free. ModelRefused, and then nothing is open; WorkerLost."""
+        with self._turn:
+            try:
+                self._catch_up(math.inf)
+                self._begin("opened the model's files", load_limit_s(self._bounds, file_bytes))
+                self._tell(ask)
+                answer = self._channel.receive(FOREVER_S)
+                if not isinstance(answer, (Opened, Failed)):
+                    raise MalformedMessage("it has opened nothing")
+            except (OSError, EOFError, MalformedMessage) as error:
+                raise self._lost(error) from error
+            finally:
+                self._task = None
+        return _opened(answer)
 
     def run(self, job: Job, flow: Flow, timing: Timing) -> dict[str, Tensor]:
         """The job's tensors and what its slices gave; as `Host.run`, and Busy where there is no room for them."""
@@ -313,6 +330,13 @@ class Worker:
             self.kill("")
         self._over.wait(DYING_S)
         return WorkerLost(f"the model's worker process {self._why or 'ended'}")
+
+
+def _opened(answer: Opened | Failed) -> Opened:
+    if isinstance(answer, Opened):
+        return answer
+    said = answer.text if answer.kind in ("refused", "usage") else f"a worker process could not load it: {answer.text}"
+    raise ModelRefused(said)
 
 
 def _left_s(until: float) -> float:

@@ -40,6 +40,13 @@ class Take(msgspec.Struct, frozen=True, tag="take"):
     files: tuple[str, ...] = ()
 
 
+class Merge(msgspec.Struct, frozen=True, array_like=True):
+    """Neighbouring slices that are to run as one session, and what that gives."""
+
+    order: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
 class Open(msgspec.Struct, frozen=True, tag="open"):
     """Open everything taken, in place of what was open. The answer is Opened, or Failed."""
 
@@ -51,8 +58,9 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     """Emulated: the seconds that each slice takes."""
     memory_bytes: int = 0
     """May be allocated; 0: as much as there is."""
-    merges: tuple[tuple[str, ...], ...] = ()
-    """Neighbouring slices that are to run as one session."""
+    merges: tuple[Merge, ...] = ()
+    shares: dict[str, float] = {}
+    """What merged slices take of their common time, in any unit."""
 
 
 class Map(msgspec.Struct, frozen=True, tag="map"):
@@ -112,7 +120,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     """Optional slices that are not, and why."""
     notes: tuple[str, ...] = ()
     """What people should know: an accelerator that is not used, and why."""
-    merged: tuple[tuple[Name, ...], ...] = ()
+    merged: Count = 0
+    """So many of the merges are open."""
 
 
 class Ran(msgspec.Struct, frozen=True, tag="ran"):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from edgesplit.errors import DeadlineExceeded
 from edgesplit_cli.api import Api
-from edgesplit_cli.commands.limits import limit_options, limits_of
+from edgesplit_cli.commands.limits import limit_options, limits_of, offload_option
 from edgesplit_cli.planned import loss_told
 from edgesplit_cli.quantities import Number
 from edgesplit_cli.settings import SIGN_VARIABLE
@@ -41,6 +41,7 @@ from edgesplit_cli.show import console, json_option, print_json, table
     help="Where to; may be given several times.",
 )
 @limit_options
+@offload_option
 @click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
 @click.option(
     "--encrypt",
@@ -76,6 +77,7 @@ def deploy(
     targets: tuple[str, ...],
     objective: str | dict[str, float],
     codecs: tuple[str, ...] | None,
+    offload: str,
     now: bool,
     encrypt: bool,
     recut: bool,
@@ -99,6 +101,8 @@ def deploy(
     }
     if codecs:
         body["codecs"] = list(codecs)
+    if offload:
+        body["offload"] = offload
     with console().status(Text(f"planning, cutting and signing {model}")) if not as_json else _nothing():
         made = api.post("/v1/deployments", {**body, "elsewhere": bool(sign_with)})
     if "next_targets" in made:
@@ -115,10 +119,12 @@ def deploy(
     console().print(f"  {_signature(made)}")
     for plan in made["plans"]:
         rows = ", ".join(
-            row["name"] + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
+            row["name"]
+            + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
+            + (_beyond(row) if plan.get("tiers") else "")
             for row in plan["rows"]
         )
-        console().print(f"  {plan['device_class']}: {rows}", soft_wrap=True)
+        console().print(f"  {plan['device_class']}: {rows}", soft_wrap=True, markup=False)
         for row in plan["rows"]:
             if told := loss_told(row):
                 console().print(f"    {row['name']}: {told}")
@@ -193,6 +199,13 @@ def _behind(api: Api, devices: list[str], release: str) -> dict[str, str]:
                 f"{states[0]['state']} {states[0]['detail']}".strip() if states else "has not heard of it yet"
             )
     return behind
+
+
+def _beyond(row: dict[str, Any]) -> str:
+    """How many slices of a row run on which tier beyond the device, behind a gateway."""
+    remote, hops = row.get("remote", []), row.get("hops", [])
+    cloud = len(hops[0]["remote"]) if hops else 0
+    return f" [gateway {len(remote) - cloud}, cloud {cloud}]" if remote else ""
 
 
 class _nothing:

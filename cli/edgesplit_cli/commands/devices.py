@@ -123,6 +123,9 @@ def list_devices(data: Path, as_json: bool, watch: bool) -> None:
         time.sleep(1.0)
 
 
+COLUMNS = ("requests", "p50 ms", "p95 ms", "device ms", "link ms", "remote ms", "fallbacks", "joules")
+
+
 @device.command()
 @click.argument("name")
 @json_option
@@ -158,12 +161,14 @@ def show(data: Path, name: str, as_json: bool) -> None:
     for kept in one.get("kept") or []:
         here = "here" if kept["release"] else kept["state"]
         out.print(f"  keeps {kept['model']} {kept['wanted'][:16]} for devices behind it: {here} {kept['detail']}")
+    if power := (one.get("telemetry") or {}).get("power"):
+        out.print(Text(power_line(power), "red" if power.get("under_voltage") else ""))
     for model in one.get("models") or []:
         told = "" if model["release"] == model["wanted"] else f"; told to run {model['wanted'][:16]}"
         out.print(f"  {model['model']}: {model['state']} {model['release'][:16] or 'nothing'}{told} {model['detail']}")
     out.print(
         table(
-            ("model", "cut", ">requests", ">p50 ms", ">p95 ms", ">device ms", ">link ms", ">remote ms", ">fallbacks"),
+            ("model", "cut", *(">" + name for name in COLUMNS)),
             _windows(one),
         )
     )
@@ -247,9 +252,37 @@ def _windows(one: dict[str, Any]) -> list[tuple[str, ...]]:
             ms(window["link_s"]),
             ms(window["remote_s"]),
             str(window["fallbacks"]),
+            joules(window),
         )
         for window in (one.get("telemetry") or {}).get("models", [])
     ]
+
+
+def joules(window: dict[str, Any]) -> str:
+    """Per answer, marked where no rail measured it."""
+    basis = window.get("joules_basis")
+    return f"{window['joules']:.3g}{' (predicted)' if basis == 'predicted' else ''}" if basis else "-"
+
+
+def power_line(power: dict[str, Any]) -> str:
+    """Battery, power and heat on one line; what is unknown is left out."""
+    parts = ["power: " + power.get("mode", "performance") + (f" ({power['why']})" if power.get("why") else "")]
+    if (percent := power.get("battery_percent")) is not None:
+        parts.append(f"battery {percent:.0f} %{' and falling' if power.get('discharging') else ''}")
+    if (watts := power.get("watts")) is not None:
+        budget = power.get("budget_watts")
+        parts.append(f"{watts:.2f} W by its {power.get('watts_from', '')}{f' of {budget:g} W' if budget else ''}")
+    elif power.get("budget_watts"):
+        parts.append(f"budget {power['budget_watts']:g} W, by the plan's figures")
+    if (celsius := power.get("celsius")) is not None:
+        parts.append(f"{celsius:.0f} °C")
+    if (speed := power.get("speed")) is not None and speed < 1:
+        parts.append(f"clock capped at {speed:.0%}")
+    if power.get("under_voltage"):
+        parts.append("UNDER-VOLTAGE: check its supply and cable")
+    if power.get("updates_wait"):
+        parts.append(f"updates wait: {power['updates_wait']}")
+    return ", ".join(parts)
 
 
 def _state(one: dict[str, Any]) -> Text:

@@ -117,6 +117,10 @@ def _how(report: dict[str, Any]) -> str:
     if report["fallback"]:
         where = f"on the device alone: the cloud did not help ({report['cause']})"
     parts = f"device {ms(report['device_s'])} ms, link {ms(report['link_s'])} ms, remote {ms(report['remote_s'])} ms"
+    if report["hop_s"] > 0:
+        cloud = f"{ms(report['hop_server_s'])} ms in the cloud"
+        alone = f"then the gateway finished alone ({report['hop_cause']})"
+        parts += f" (of it {ms(report['hop_s'])} ms beyond the gateway, {alone if report['hop_cause'] else cloud})"
     emulated = " (emulated device)" if report["emulated"] else ""
     sent = f"{size(report['up_bytes'])} up; predicted {ms(report['predicted_s'])} ms"
     trace = f"; trace {report['trace_id']}" if report["trace_id"] else ""

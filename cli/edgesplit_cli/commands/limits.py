@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from edgesplit.errors import UsageError
+from edgesplit.foreign import ForeignServer
 from edgesplit_cli.commands.percent import as_share
 from edgesplit_cli.quantities import CODECS, DURATION, ENERGY, OBJECTIVE, SIZE
 
@@ -87,6 +89,26 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="LIST",
         help="Allowed codecs, as in raw or raw,raw+zstd. [default: all lossless, and all measured with --allow-loss]",
     ),
+)
+
+
+def as_server(_: click.Context, __: click.Parameter, value: str) -> str:
+    """The address of a server that is not ours, checked."""
+    if value:
+        try:
+            ForeignServer.parse(value)
+        except UsageError as error:
+            raise click.BadParameter(str(error)) from error
+    return value
+
+
+offload_option = click.option(
+    "--offload",
+    default="",
+    callback=as_server,
+    metavar="URL",
+    help="A server that is not ours finishes: triton://HOST[:PORT], or http(s)://HOST[:PORT] for any that speaks the"
+    " Open Inference Protocol. `edgectl export` writes what it needs. [default: the device's own]",
 )
 
 

@@ -13,10 +13,11 @@ import msgspec
 from rich.text import Text
 
 from edgesplit.errors import UsageError
+from edgesplit.foreign import ForeignServer
 from edgesplit.plan import Link
 from edgesplit.profiles import is_path
 from edgesplit_cli.api import Api
-from edgesplit_cli.commands.limits import limit_options, limits_of
+from edgesplit_cli.commands.limits import limit_options, limits_of, offload_option
 from edgesplit_cli.local_costs import ANY_DEVICE, costs_by, measured_costs
 from edgesplit_cli.local_model import is_file, open_model
 from edgesplit_cli.planned import print_plan
@@ -79,6 +80,7 @@ class Source:
     "--partition", default="auto", show_default=True, help="auto, device, cloud, or the last LAYER on the device."
 )
 @limit_options
+@offload_option
 @click.option("--input", "input_text", default=None, help="For a FILE: what arrives, as `edgectl model push` takes it.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
 @click.option(
@@ -102,6 +104,7 @@ class Source:
 def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
     """Plan a MODEL of the controller, a model FILE measured here, or your own costs file, for a device and a link."""
     from edgesplit_partitioner import describe
+    from edgesplit_partitioner.foreign_costs import foreign_costs, possible
     from edgesplit_partitioner.side_limits import as_limits, check_first
 
     if given["plot"]:
@@ -123,6 +126,9 @@ def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
             quiet=as_json,
         ),
     )
+    if given["offload"]:
+        costs = foreign_costs(costs, ForeignServer.parse(given["offload"]))
+        limits = possible(limits, costs)
     check_first(costs, as_limits(limits))
     links = links_between(costs.tiers, given["link"], given["tiers"], given["trace"], given["radio"])
     codecs = given["codecs"]

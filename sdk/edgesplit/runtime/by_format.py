@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from edgesplit.errors import ModelRefused
+from edgesplit.errors import EdgeError, ModelRefused
 from edgesplit.release import Slice
 from edgesplit.runtime import Program, Runtime
 from edgesplit.runtime.setup import Setup
 from edgesplit.sealed import SliceSource
+
+log = logging.getLogger(__name__)
 
 
 def _onnx(setup: Setup) -> Runtime:
@@ -53,3 +56,15 @@ class EngineByFormat:
                     f"slice {slice_.name}: the engine for {slice_.format} is missing: {error}"
                 ) from error
         return self._engines[slice_.format].load(slice_, folder)
+
+    def load_merged(self, parts: Sequence[tuple[Slice, SliceSource]], outputs: Collection[str]) -> Program | None:
+        """Neighbouring slices as one program that gives `outputs`, where their engine can do that for these."""
+        engine = self._engines.get(parts[0][0].format)
+        load: Callable[..., Program] | None = getattr(engine, "load_merged", None)
+        if load is None:
+            return None
+        try:
+            return load(parts, outputs)
+        except EdgeError as error:
+            log.info("%s run one by one: %s", ", ".join(one.name for one, _ in parts), error)
+            return None

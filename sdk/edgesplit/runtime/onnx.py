@@ -10,6 +10,7 @@ in a run, the CPU runs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import numpy as np
 import onnxruntime
 
 from edgesplit.errors import InferenceFailed, ModelRefused
+from edgesplit.providers import CPU, PROVIDERS, Accelerators
 from edgesplit.release import Slice
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit.runtime.onnx_providers import CPU, PROVIDERS, Accelerators
+from edgesplit.runtime.onnx_merge import CannotMerge, merged
 from edgesplit.runtime.onnx_weights import shareable, weights_outside
 from edgesplit.runtime.setup import Optimise
 from edgesplit.sealed import SliceInMemory, SliceSource
@@ -32,6 +34,15 @@ PLACEHOLDER = Path(__file__).parent / "in_memory"
 
 Opened = tuple[onnxruntime.InferenceSession, object]
 """A session, and what must live as long as it does."""
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A slice on the CPU, for one that is on an accelerator."""
+
+    open: Callable[[], Opened]
+    gone: Callable[[Exception], None]
+    """Told what the accelerator failed with, once the twin has answered."""
 
 
 class OnnxRuntime:
@@ -67,16 +78,43 @@ class OnnxRuntime:
         if self._accelerators.in_use:
             try:
                 opened = self._open(slice_, folder, self._accelerators.in_use)
-                return OnnxProgram(slice_, opened, lambda why: self._on_cpu(slice_, folder, why))
+                return OnnxProgram(slice_, opened, self._twin(slice_, folder))
             except ModelRefused as refusal:
                 self._accelerators.refused(slice_.name, refusal)
         return OnnxProgram(slice_, self._open(slice_, folder, ()))
 
-    def _on_cpu(self, slice_: Slice, folder: SliceSource, why: Exception) -> Opened:
-        """The slice's twin on the CPU, its accelerator having failed in a run."""
-        twin = self._open(slice_, folder, ())
-        self._accelerators.gone(slice_.name, why)
-        return twin
+    def load_merged(self, parts: Sequence[tuple[Slice, SliceSource]], outputs: Collection[str]) -> OnnxProgram:
+        """Neighbouring slices as one session that gives `outputs`; CannotMerge, ModelRefused. For the CPU.
+
+        Folders must be called as their slices are, and lie side by side.
+        """
+        given = {spec.name: spec for one, _ in parts for spec in one.outputs}
+        takes = {spec.name: spec for one, _ in parts for spec in one.inputs if spec.name not in given}
+        name = "+".join(one.name for one, _ in parts)
+        whole = Slice(name, "onnx", (), tuple(takes.values()), tuple(given[one] for one in outputs))
+        graph = merged({one.name: _read(source, GRAPH) for one, source in parts}, outputs)
+        options = self.options()
+        folders = {source.parent for _, source in parts if isinstance(source, Path)}
+        memories = [(one.name, source.mapped(WEIGHTS)) for one, source in parts if isinstance(source, SliceInMemory)]
+        if len(folders) + bool(memories) != 1 or any(
+            isinstance(source, Path) and source.name != one.name for one, source in parts
+        ):
+            raise CannotMerge("their files do not lie side by side")
+        for folder in folders:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        held = {f"{slice_}/{WEIGHTS}": weights for slice_, weights in memories if weights is not None}
+        if held:
+            sizes = [len(one) for one in held.values()]
+            options.add_external_initializers_from_files_in_memory(list(held), list(held.values()), sizes)
+        try:
+            return OnnxProgram(whole, (self._session(graph, options, [CPU]), held))
+        except Exception as error:
+            raise CannotMerge(f"onnxruntime cannot load {name}: {error}") from error
+
+    def _twin(self, slice_: Slice, folder: SliceSource) -> Twin:
+        return Twin(
+            open=lambda: self._open(slice_, folder, ()), gone=lambda why: self._accelerators.gone(slice_.name, why)
+        )
 
     def _open(self, slice_: Slice, folder: SliceSource, accelerators: Sequence[str]) -> Opened:
         providers = [PROVIDERS[name] for name in accelerators] + [CPU]
@@ -130,14 +168,18 @@ class OnnxRuntime:
         return options
 
 
+def _read(source: SliceSource, file: str) -> bytes:
+    return source.read(file) if isinstance(source, SliceInMemory) else (source / file).read_bytes()
+
+
 class OnnxProgram:
     """One slice in a session of its own; may run in several threads at once."""
 
-    def __init__(self, slice_: Slice, opened: Opened, on_cpu: Callable[[Exception], Opened] | None = None) -> None:
-        """`on_cpu` opens the slice's twin, where this one is on an accelerator."""
+    def __init__(self, slice_: Slice, opened: Opened, twin: Twin | None = None) -> None:
+        """`twin`, where this one is on an accelerator."""
         self.slice = slice_
         session, _ = self._opened = opened  # with weights that it reads in place, which must not be freed before
-        self._on_cpu = on_cpu
+        self._twin = twin
         self._inputs = tuple(one.name for one in session.get_inputs())
         self._outputs = tuple(one.name for one in session.get_outputs())
         if set(self._inputs) != {one.name for one in slice_.inputs} or not {
@@ -159,12 +201,13 @@ class OnnxProgram:
 
     def _again(self, feeds: dict[str, Tensor], error: Exception) -> Sequence[Any]:
         """On the CPU, if it was an accelerator that failed and the CPU does not fail too."""
+        if self._twin is None:
+            raise InferenceFailed(f"slice {self.slice.name}: {error}") from error
         try:
-            if self._on_cpu is not None:
-                twin = self._on_cpu(error)
-                values: Sequence[Any] = twin[0].run(self._outputs, feeds)
-                self._opened, self._on_cpu = twin, None
-                return values
+            opened = self._twin.open()
+            values: Sequence[Any] = opened[0].run(self._outputs, feeds)
         except Exception as twins:
             raise InferenceFailed(f"slice {self.slice.name}: {error}; on the CPU: {twins}") from twins
-        raise InferenceFailed(f"slice {self.slice.name}: {error}") from error
+        self._twin.gone(error)
+        self._opened, self._twin = opened, None
+        return values

@@ -102,6 +102,12 @@ AGENT_JOINED = Family(
     "counter",
     "Requests sent again under their id that were given the first one's answer; they count nowhere else.",
 )
+AGENT_WORKERS_LOST = Family(
+    "edgesplit_agent_workers_lost_total",
+    "counter",
+    "Processes that ran a model and ended, or were ended, before their time; since its release was loaded.",
+    ("model",),
+)
 AGENT_SERVING = Family(
     "edgesplit_agent_serving",
     "gauge",
@@ -128,7 +134,9 @@ AGENT_CONNECTED = Family("edgesplit_agent_broker_connected", "gauge", "1 while t
 
 # The offload server
 
-OFFLOAD_INFO = Family("edgesplit_offload_info", "gauge", "Always 1; says which offload server this is.", ("version",))
+OFFLOAD_INFO = Family(
+    "edgesplit_offload_info", "gauge", "Always 1; says which offload server this is.", ("version",), across="max"
+)
 OFFLOAD_REQUESTS = Family(
     "edgesplit_offload_requests_total",
     "counter",

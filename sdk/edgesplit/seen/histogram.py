@@ -40,11 +40,6 @@ class Histogram:
         """Their mean; 0 of none."""
         return self.total / self.count if self.count else 0.0
 
-    def add(self, counts: Sequence[int], total: float) -> None:
-        """Take in another's counts over the same bounds."""
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, counts, strict=True)]
-        self.total += total
-
     def sparse(self) -> tuple[tuple[int, int], ...]:
         """The buckets that hold something, as (place, count)."""
         return tuple((place, count) for place, count in enumerate(self.counts) if count)

@@ -76,17 +76,6 @@ class Ledger:
             ]
         return counters + histograms
 
-    def resume(self, series: Iterable[Series]) -> None:
-        """Go on from what a predecessor had counted."""
-        with self._lock:
-            for one in series:
-                family = BY_NAME[one.family]
-                if family.kind == "histogram":
-                    self._histogram(family, one.labels).add(one.counts, one.value)
-                elif family.kind == "counter":
-                    key = self._key(family, one.labels, self._counters)
-                    self._counters[key] = self._counters.get(key, 0.0) + one.value
-
     def _histogram(self, family: Family, labels: tuple[str, ...]) -> Histogram:
         key = self._key(family, labels, self._histograms)
         found = self._histograms.get(key)
@@ -136,7 +125,7 @@ def packed(series: Sequence[Series]) -> bytes:
 
 
 def unpacked(raw: bytes) -> list[Series]:
-    """What a process of ours wrote; MalformedMessage where it is anything else (half a file, another version's)."""
+    """What a process of ours packed; MalformedMessage where it is anything else."""
     try:
         series = msgspec.msgpack.decode(raw, type=list[Series])
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 Side = Literal["server", "client", "internal"]
 """Of a span: answers a request, sends one, or neither."""
 Attributes = Mapping[str, str | bool | int | float]
+LAST_SPANS_S = 2.0
 EXTRA = "pip install 'edgesplit[otel]'"
 
 
@@ -113,8 +115,12 @@ class OtelTracer:
         )
 
     def stop(self) -> None:
-        """Send what has not been sent; a collector that does not answer is waited for as long as OTEL_BSP_* says."""
-        self._provider.shutdown()
+        """Send what has not been sent, if the collector takes it at once: one that is gone holds up nobody's end."""
+        sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        sending.start()
+        sending.join(LAST_SPANS_S)
+        if sending.is_alive():
+            log.warning("the last spans were not taken within %g s", LAST_SPANS_S)
 
 
 class _OtelSpan:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -75,14 +74,19 @@ def current() -> Asked:
     return _asked.get()
 
 
-@contextmanager
-def working_for(trace: TraceContext | None, request_id: str = "") -> Iterator[None]:
+class working_for:
     """What runs inside, on this thread, is for that request: its log lines say so, and what it sends is its child."""
-    token = _asked.set(Asked(trace, request_id))
-    try:
-        yield
-    finally:
-        _asked.reset(token)
+
+    __slots__ = ("_asked", "_token")
+
+    def __init__(self, trace: TraceContext | None, request_id: str = "") -> None:
+        self._asked = Asked(trace, request_id)
+
+    def __enter__(self) -> None:
+        self._token = _asked.set(self._asked)
+
+    def __exit__(self, *_: object) -> None:
+        _asked.reset(self._token)
 
 
 def outgoing() -> dict[str, str]:

@@ -17,11 +17,14 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
+
+import msgspec
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
+from edgesplit.uplink_trace import UplinkTrace
 
 log = logging.getLogger(__name__)
 
@@ -211,6 +214,7 @@ class ShapedLink:
         self._is_cut = False
         self._listener: socket.socket | None = None
         self._accepting: threading.Thread | None = None
+        self._ended = threading.Event()
 
     def __enter__(self) -> ShapedLink:
         self.start()
@@ -236,12 +240,14 @@ class ShapedLink:
             raise UsageError(f"cannot listen on {self._address[0]} port {self.port}: {error.strerror}") from error
         listener.listen(128)
         self._listener, self._is_cut = listener, False
+        self._ended.clear()
         self._address = (self._address[0], listener.getsockname()[1])
         self._accepting = threading.Thread(target=self._accept, args=(listener,), name="shaped-link", daemon=True)
         self._accepting.start()
 
     def stop(self) -> None:
         """Reset every connection and listen no more."""
+        self._ended.set()
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
@@ -256,6 +262,20 @@ class ShapedLink:
         with self.changed:
             self.shape = link
             self.changed.notify_all()
+
+    def follow(self, trace: UplinkTrace, *, bin_s: float = 0.1, begins_s: float = 0.0) -> None:
+        """Let the uplink's rate be the trace's from now on, in steps of `bin_s`, round after round, until `stop`; it
+        begins `begins_s` into the trace. Downlink and round trip stay."""
+        self._follower = threading.Thread(
+            target=self._step, args=(trace.rates(bin_s), bin_s, perf_counter() - begins_s), name="uplink", daemon=True
+        )
+        self._follower.start()
+
+    def _step(self, rates: Sequence[float], bin_s: float, began: float) -> None:
+        while not self._ended.is_set():
+            place = int((perf_counter() - began) / bin_s)
+            self.set_link(msgspec.structs.replace(self.shape, up_bytes_per_s=rates[place % len(rates)]))
+            self._ended.wait(max(0.0, began + (place + 1) * bin_s - perf_counter()))
 
     def cut(self) -> None:
         """Reset every connection, and each new one, until `restore`."""

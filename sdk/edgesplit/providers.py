@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from edgesplit.errors import UsageError
 
+GONE = "accelerator gone"
 log = logging.getLogger(__name__)
 CPU = "CPUExecutionProvider"
 PROVIDERS: Mapping[str, str] = {
@@ -68,7 +69,7 @@ class Accelerators:
 
     def gone(self, slice_name: str, why: Exception) -> None:
         """It failed in a run where the CPU did not: it is out of it."""
-        self._note(f"{'+'.join(self._use)}: accelerator gone, the CPU runs instead (slice {slice_name}: {_short(why)})")
+        self._note(f"{'+'.join(self._use)}: {GONE}, the CPU runs instead (slice {slice_name}: {_short(why)})")
         self._use = ()
 
     def _note(self, text: str) -> None:

@@ -1,0 +1,301 @@
+"""Policies on recorded uplinks: static cuts, switching and hedging beside an oracle that knows the trace.
+
+    bench/adapt.py [TRACE.up …] [--requests N] [--seconds S] [--svg FILE] [--json FILE]
+
+Traces are files in mahimahi's format (its own `*.up` recordings, or any); without one, the synthetic ones in
+`bench/traces`. Everything is emulated: the wide sweep in virtual time (`edgesplit_agent.rehearsal`: the agent's own
+decisions, the plan's seconds), some cells again with the real engine over real sockets on a shaped link.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from emulated import MODEL, RTT_S, Device, devices, emulated, plan_on, traces
+from record import Target, arguments, finish, percentile
+
+from edgesplit import plan as plans
+from edgesplit.errors import EdgeError
+from edgesplit.plan import Conditions, Plan
+from edgesplit.uplink_trace import PACKET_BYTES, UplinkTrace
+from edgesplit_agent.rehearsal import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
+
+NEAR_ORACLE, NO_WORSE = 1.10, 1.05
+SHOWN = "hedged"
+"""The policy that the targets are held against: what the agent does where nobody bounds its energy."""
+REAL_TRACES, REAL_DEVICE = ("lte-driving", "flapping"), 1
+PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "adapt.svg"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy on one device and trace."""
+
+    device: str
+    trace: str
+    policy: str
+    row: str
+    """That a static policy holds."""
+    mean_s: float
+    p95_s: float
+    over_oracle: float
+    """Its mean, relative to the oracle's."""
+    over_local: float
+    """Its p95, relative to all-local's."""
+    joules: float
+    sent: float
+    hedged: float
+    switches: int
+    lost: int
+    choose_us: float
+    """Of one request in the rehearsal, everything but the plan included."""
+
+
+def policies(table: Plan, trace: UplinkTrace) -> dict[str, Policy]:
+    """All of them, by name; the static ones hold what is best at a mean of the trace."""
+    every: dict[str, Policy] = {"all-local": Always("local")}
+    if any(row.name == "remote" for row in table.rows):
+        every["all-remote"] = Always("remote")
+    return every | {
+        "static, arithmetic": Always(best_at(table, trace.mean_bytes_per_s)),
+        "static, harmonic": Always(best_at(table, harmonic_mean(trace))),
+        "switching": Adaptive(hedge_part=0.0),
+        "hedged, 10 %": Adaptive(hedge_part=0.1),
+        "hedged": Adaptive(hedge_part=1.0),
+        "oracle": Oracle(),
+    }
+
+
+def harmonic_mean(trace: UplinkTrace) -> float:
+    """Over seconds of at least one packet each."""
+    rates = [max(rate, float(PACKET_BYTES)) for rate in trace.rates(1.0)]
+    return len(rates) / sum(1 / rate for rate in rates)
+
+
+def best_at(table: Plan, bytes_per_s: float) -> str:
+    """The row that is best at this rate for ever."""
+    link = plans.Link(up_bytes_per_s=bytes_per_s, down_bytes_per_s=table.link.down_bytes_per_s, rtt_s=RTT_S)
+    row = plans.best(table.rows, Conditions(link=link))
+    assert row is not None
+    return row.name
+
+
+def scene_of(table: Plan, trace: UplinkTrace, requests: int) -> Scene:
+    """Requests as fast as the device could answer two of three alone, and at most three a second."""
+    local = table.local
+    assert local is not None
+    return Scene(table, trace, requests, period_s=max(0.33, 1.5 * local.device_s))
+
+
+def swept(device: Device, trace: UplinkTrace, requests: int) -> list[Cell]:
+    """Every policy in virtual time."""
+    table = plan_on(device, trace)
+    scene = scene_of(table, trace, requests)
+    told: dict[str, list[Told]] = {}
+    took: dict[str, float] = {}
+    every = policies(table, trace)
+    for name, policy in every.items():
+        start = time.perf_counter()
+        told[name] = rehearse(scene, policy)
+        took[name] = (time.perf_counter() - start) / requests * 1e6
+    oracle_s, local_s = mean_s(told["oracle"]), p95_s(told["all-local"])
+    return [
+        Cell(
+            device.name, trace.name, name, getattr(every[name], "row", ""),
+            mean_s(one), p95_s(one), mean_s(one) / oracle_s, p95_s(one) / local_s,
+            sum(each.joules for each in one) / len(one), _part(each.sent for each in one),
+            _part(each.hedged for each in one), switches(one), sum(not each.in_time for each in one), took[name],
+        )
+        for name, one in told.items()
+    ]  # fmt: skip
+
+
+def _part(flags: Any) -> float:
+    values = list(flags)
+    return sum(values) / len(values)
+
+
+def mean_s(told: Sequence[Told]) -> float:
+    """Of all answers."""
+    return sum(one.seconds for one in told) / len(told)
+
+
+def p95_s(told: Sequence[Told]) -> float:
+    """Of all answers."""
+    return percentile([one.seconds for one in told], 0.95)
+
+
+# The same with the real engine
+
+
+def really(device: Device, trace: UplinkTrace, seconds: float) -> list[dict[str, Any]]:
+    """Static, switching and hedged at once, each on its own emulated device, beside the rehearsal of the same."""
+    table = plan_on(device, trace)
+    scene = scene_of(table, trace, 1)
+    requests = max(20, int(seconds / scene.period_s))
+    scene = Scene(table, trace, requests, scene.period_s)
+    held = best_at(table, trace.mean_bytes_per_s)
+    ways: dict[str, tuple[Policy, float, str]] = {
+        "static, arithmetic": (Always(held), 0.0, held),
+        "switching": (Adaptive(hedge_part=0.0), 0.0, ""),
+        "hedged": (Adaptive(hedge_part=1.0), 1.0, ""),
+    }
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    lost = dict.fromkeys(ways, 0)
+    threads = [
+        threading.Thread(target=_drive, args=(scene, part, forced, took[name], lost, name))
+        for name, (_, part, forced) in ways.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    oracle_s = mean_s(rehearse(scene, Oracle()))
+    local = table.local
+    assert local is not None
+    return [
+        {
+            "device": device.name, "trace": trace.name, "policy": name, "requests": requests, "lost": lost[name],
+            "mean_s": sum(took[name]) / len(took[name]), "p95_s": percentile(took[name], 0.95),
+            "rehearsed_mean_s": mean_s(rehearse(scene, policy)), "rehearsed_p95_s": p95_s(rehearse(scene, policy)),
+            "oracle_mean_s": oracle_s, "all_local_s": local.device_s,
+        }
+        for name, (policy, _, _) in ways.items()
+    ]  # fmt: skip
+
+
+def _drive(scene: Scene, hedge_part: float, forced: str, took: list[float], lost: dict[str, int], name: str) -> None:
+    """One device: a request each period, on a thread of its own."""
+    with emulated(scene.plan, scene.trace, hedge_part, forced) as device:
+        began = time.perf_counter()
+        waiting = []
+
+        def ask() -> None:
+            start = time.perf_counter()
+            try:
+                device.engine.infer(MODEL, device.inputs, deadline_s=scene.deadline_s)
+                took.append(time.perf_counter() - start)
+            except EdgeError:
+                lost[name] += 1
+
+        for number in range(scene.requests):
+            time.sleep(max(0.0, began + number * scene.period_s - time.perf_counter()))
+            waiting.append(threading.Thread(target=ask))
+            waiting[-1].start()
+        for thread in waiting:
+            thread.join()
+
+
+# What is shown
+
+
+def targets_of(cells: Sequence[Cell], real: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """The issue's, at the worst cell."""
+    mine = [cell for cell in cells if cell.policy == SHOWN]
+    raced = [one for one in real if one["policy"] == SHOWN]
+    over_oracle = max((one["mean_s"] / one["oracle_mean_s"] for one in raced), default=None)
+    over_local = max((one["p95_s"] / one["all_local_s"] for one in raced), default=None)
+    lost = sum(cell.lost for cell in mine) + sum(one["lost"] for one in raced)
+    return [
+        Target("hedged: worst mean over the oracle's (emulated)", max(c.over_oracle for c in mine), NEAR_ORACLE),
+        Target("hedged: worst p95 over all-local's (emulated)", max(c.over_local for c in mine), NO_WORSE),
+        Target("hedged, real engine: worst mean over the oracle's (emulated)", over_oracle, NEAR_ORACLE),
+        Target("hedged, real engine: worst p95 over all-local's (emulated)", over_local, NO_WORSE),
+        Target("hedged: requests lost (emulated)", float(lost), 0.0),
+        Target("switching: worst mean over the best static row's (emulated)", _over_static(cells), NEAR_ORACLE),
+    ]
+
+
+def _over_static(cells: Sequence[Cell]) -> float:
+    """Without hedging: how much worse than the row that turns out best, at the worst."""
+    best: dict[tuple[str, str], float] = {}
+    for cell in cells:
+        if cell.row:
+            place = cell.device, cell.trace
+            best[place] = min(best.get(place, cell.mean_s), cell.mean_s)
+    return max(cell.mean_s / best[cell.device, cell.trace] for cell in cells if cell.policy == "switching")
+
+
+def show(cells: Sequence[Cell], real: Sequence[Mapping[str, Any]]) -> None:
+    """A line per cell."""
+    print("emulated, in virtual time; ms")
+    for cell in cells:
+        print(
+            f"  {cell.device:24} {cell.trace:12} {cell.policy:19}"
+            f" mean {cell.mean_s * 1e3:6.0f} p95 {cell.p95_s * 1e3:6.0f}"
+            f"  {cell.over_oracle:5.2f} of oracle  {cell.over_local:5.2f} of all-local's p95  {cell.joules:5.2f} J"
+            f"  sent {cell.sent:4.0%} hedged {cell.hedged:4.0%} lost {cell.lost}"
+        )
+    for one in real:
+        print(
+            f"  real engine, emulated device and link: {one['device']} {one['trace']} {one['policy']}: "
+            f"mean {one['mean_s'] * 1e3:.0f} (rehearsed {one['rehearsed_mean_s'] * 1e3:.0f}, "
+            f"oracle {one['oracle_mean_s'] * 1e3:.0f}) p95 {one['p95_s'] * 1e3:.0f} lost {one['lost']}"
+        )
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    """Mean and p95 of each policy, relative to all-local, a panel per device."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    shown = [name for name in dict.fromkeys(cell.policy for cell in cells) if name != "all-local"]
+    names = list(dict.fromkeys(cell.trace for cell in cells))
+    panels = list(dict.fromkeys(cell.device for cell in cells))
+    colours = dict(
+        zip(shown, ("#999999", "#c44e52", "#dd8452", "#8172b3", "#64b5cd", "#4c72b0", "#000000"), strict=False)
+    )
+    with plt.rc_context({"font.size": 8, "svg.hashsalt": "edgesplit", "svg.fonttype": "none"}):
+        figure, axes = plt.subplots(len(panels), 1, figsize=(8.4, 2.1 * len(panels) + 0.6), sharex=True, squeeze=False)
+        for axis, panel in zip(axes[:, 0], panels, strict=True):
+            local = {cell.trace: cell.mean_s for cell in cells if cell.device == panel and cell.policy == "all-local"}
+            for place, name in enumerate(shown):
+                mine = {cell.trace: cell for cell in cells if cell.device == panel and cell.policy == name}
+                left = [names.index(trace) + (place - len(shown) / 2 + 0.5) * 0.11 for trace in mine]
+                means = [cell.mean_s / local[trace] for trace, cell in mine.items()]
+                p95s = [cell.p95_s / local[trace] for trace, cell in mine.items()]
+                axis.bar(left, means, 0.095, color=colours[name], label=name)
+                axis.plot(left, p95s, "_", color=colours[name], markersize=7, markeredgewidth=1.6)
+            axis.axhline(1.0, color="#555555", linewidth=0.8, linestyle=":")
+            axis.set_yscale("log", base=2)
+            axis.set_ylim(0.25, 20)
+            axis.set_yticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
+            axis.set_ylabel("of all-local")
+            axis.set_title(panel, loc="left", fontsize=8)
+            axis.set_xticks(range(len(names)), names)
+        axes[0, 0].legend(ncol=7, fontsize=6.5, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.12))
+        figure.text(0.01, 0.005, "Emulated. Bars: mean latency; dashes: p95.", fontsize=7)
+        figure.tight_layout(rect=(0, 0.02, 1, 1))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+def main() -> None:
+    """Sweep, run, draw, write."""
+    parser = arguments(__doc__)
+    parser.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="files in mahimahi's format")
+    parser.add_argument("--requests", type=int, default=600, help="of each cell in virtual time")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each cell with the real engine; 0: none")
+    parser.add_argument("--svg", type=Path, default=PICTURE, help="where the picture goes")
+    given = parser.parse_args()
+    every = traces(given.traces)
+    cells = [cell for device in devices() for trace in every for cell in swept(device, trace, given.requests)]
+    real = []
+    for trace in every if given.seconds > 0 else []:
+        if trace.name in REAL_TRACES or given.traces:
+            real += really(devices()[REAL_DEVICE], trace, given.seconds)
+    show(cells, real)
+    draw(cells, given.svg)
+    finish({"cells": [asdict(cell) for cell in cells], "real": real}, targets_of(cells, real), given.json)
+
+
+if __name__ == "__main__":
+    main()

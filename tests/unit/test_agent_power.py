@@ -1,0 +1,125 @@
+"""The engine under a stance: what battery, supply and clock change from one request to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from agent_world import CLASS, CUT, EXPECTED, INPUT, LOCAL, REMOTE, ScriptedCloud, active
+from edgesplit.plan import Power, Row
+from edgesplit.remote import Remote
+from edgesplit_agent.engine import Engine, Settings
+from edgesplit_agent.fetch_hours import FetchHours, NotNow
+from edgesplit_agent.power_watch import PowerWatch
+from edgesplit_agent.sensors import Readings
+from edgesplit_agent.stance import UNDER_VOLTAGE_S, Wishes
+from edgesplit_agent.telemetry import Windows
+
+POWER = Power(idle_watts=2.0, busy_watts=5.0)
+QUICK_LOCAL = msgspec.structs.replace(LOCAL, device_s=0.02, device_joules=0.3)
+SLOW_REMOTE = msgspec.structs.replace(REMOTE, remote_s=0.024)
+"""Slower than the device, and cheaper: it waits for 25 ms at 2 W."""
+UNPLUGGED = Readings(battery_percent=10.0, discharging=True)
+
+
+@contextmanager
+def powered(watch: PowerWatch, *rows: Row, power: Power | None = POWER) -> Iterator[Engine]:
+    """An engine that serves the tiny model by a plan with power figures; its cloud answers at once."""
+    cloud = ScriptedCloud()
+    cloud.start()
+    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=3600.0), power=watch)
+    release = active(*rows)
+    engine.serve("tiny", replace(release, plan=msgspec.structs.replace(release.plan, power=power)))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+        cloud.stop()
+
+
+def row_of(engine: Engine) -> str:
+    answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert (answer.outputs["y"] == EXPECTED).all()
+    return answer.report.row
+
+
+def test_the_next_request_after_an_under_voltage_takes_the_low_power_row() -> None:
+    """E6, A10: fast before, thrifty from the next request on, fast again once it is over; every one is answered."""
+    watch = PowerWatch()
+    with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
+        assert row_of(engine) == "local"
+        watch.saw(Readings(under_voltage=True), 100.0)
+        assert row_of(engine) == "remote"
+        watch.saw(Readings(under_voltage=False), 100.0 + UNDER_VOLTAGE_S)
+        assert row_of(engine) == "local"
+
+
+def test_a_battery_that_runs_low_moves_the_choice() -> None:
+    """By itself under `auto`; a policy that is named is kept."""
+    for policy, row in (("auto", "remote"), ("performance", "local"), ("saver", "remote")):
+        watch = PowerWatch(Wishes(policy))  # type: ignore[arg-type]
+        watch.saw(UNPLUGGED, 0.0)
+        with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
+            assert row_of(engine) == row
+
+
+def test_without_power_figures_every_policy_answers_fastest() -> None:
+    """Answering comes first."""
+    with powered(PowerWatch(Wishes("saver", 0.1)), QUICK_LOCAL, SLOW_REMOTE, power=None) as engine:
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+        assert (answer.report.row, answer.report.joules_basis) == ("local", "")
+
+
+def test_a_capped_clock_counts_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Foreseen from the sensors: at a tenth of its clock the device is no longer the quicker way."""
+    watch = PowerWatch()
+    with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
+        assert row_of(engine) == "local"
+        assert engine.conditions.device_slowdown < 5
+        monkeypatch.setattr(PowerWatch, "slowdown", property(lambda self: 1e6))
+        assert row_of(engine) == "remote"
+        assert engine.conditions.device_slowdown > 100
+
+
+def test_each_answer_tells_its_joules_and_telemetry_their_mean() -> None:
+    """By the plan's figures and the times as they were, and marked as predicted."""
+    windows = Windows()
+    with powered(PowerWatch(), QUICK_LOCAL, CUT) as engine:
+        for _ in range(3):
+            report = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
+            assert report.joules_basis == "predicted"
+            assert 0 < report.joules <= 2 * POWER.busy_watts * report.latency_s
+            windows.observe("tiny", report)
+        told = windows.take(engine.serving, engine.conditions)[0]
+    assert told.joules_basis == "predicted" and told.joules > 0
+
+
+def test_what_holds_an_update() -> None:
+    """Under-voltage holds every update, a low battery those that nobody wants at once; the reason is told."""
+    watch = PowerWatch()
+    hours = FetchHours(hold=watch.hold)
+    hours.check()
+    watch.saw(UNPLUGGED, 0.0)
+    assert hours.held() and not hours.held(urgent=True)
+    hours.check(urgent=True)
+    with pytest.raises(NotNow, match=r"waiting for power: the battery is at 10 %"):
+        hours.check()
+    watch.saw(Readings(under_voltage=True), 10.0)
+    assert hours.held(urgent=True)
+    with pytest.raises(NotNow, match="under-voltage"):
+        hours.check_power(urgent=True)
+    watch.saw(Readings(), 10.0 + UNDER_VOLTAGE_S)
+    hours.check()
+
+
+def test_an_emulated_device_reads_no_sensors_of_its_host() -> None:
+    """Nothing is known unless a folder is named."""
+    watch = PowerWatch(emulated=True)
+    watch.start()
+    assert watch.readings == Readings() and watch.seen().watts is None
+    watch.stop()
