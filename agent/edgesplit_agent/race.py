@@ -63,8 +63,6 @@ class Race:
     """Its tail was begun while the cloud might still have answered."""
     over: bool = False
     """There is a winner, or none will be waited for: the tail stops where it is."""
-    slow_s: float = inf
-    """A cloud that is given up sooner has done nothing wrong."""
     doubt_at: float = inf
     by_choice: float = inf
     by_need: float = inf

@@ -163,7 +163,7 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
 
 def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both begin at once and the device wins each time: nothing is held against the cloud."""
-    monkeypatch.setattr("edgesplit_agent.finishing.SLOW", 1e9)  # however slow this machine is
+    monkeypatch.setattr("edgesplit_agent.finishing.LEAST_S", 1000.0)  # however slow this machine is
     with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
         cloud.script = cloud.hold
         for _ in range(5):
