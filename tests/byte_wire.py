@@ -152,7 +152,7 @@ class Carried:
                     break
                 sink.sendall(piece)
             self.end(reset=False)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the socket was closed under a poll
             self.end(reset=False)
 
 
