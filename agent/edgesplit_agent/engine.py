@@ -11,7 +11,8 @@ import difflib
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
 
@@ -138,19 +139,25 @@ class Engine:
         """Answer `model` by this release from now on; requests that run finish with theirs."""
         remote = self._remote_of(release)
         with self._lock:
+            before = self._serving.get(model)
             self._serving = {**self._serving, model: release}
             cloud = self._cloud_at(remote)
             self._cloud_of = {one: self._cloud_of.get(one, self._cloud) for one in self._serving.values()}
             self._cloud_of[release] = cloud
         self._forget(model)
         cloud.suppose(release.plan.link)
+        if before is not None and before is not release:
+            before.retire()
 
     def drop(self, model: str) -> None:
         """Answer `model` no more."""
         with self._lock:
+            before = self._serving.get(model)
             self._serving = {name: release for name, release in self._serving.items() if name != model}
             self._cloud_of = {one: cloud for one, cloud in self._cloud_of.items() if one in self._serving.values()}
         self._forget(model)
+        if before is not None:
+            before.retire()
 
     def _forget(self, model: str) -> None:
         """What was kept of the release before."""
@@ -214,20 +221,32 @@ class Engine:
     ) -> Answer:
         """One answer, or UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed, LinkError in time."""
         began = perf_counter()
-        release = self._serving.get(model)
+        with self._leased(model) as release:
+            oip.check_tensors(inputs, release.inputs)
+            if not 0 < deadline_s <= LONGEST_DEADLINE_S:
+                raise UsageError(f"a deadline of {deadline_s} s")
+            request = Request(
+                request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, wishes=wishes, began=began
+            )
+            if not request_id:
+                return self._answered(request)
+            key = key_of(model, request_id, inputs)
+            wait_s = request.left_s - self._settings.margin_s / 2
+            return self._once.answer(key, wait_s, lambda: self._answered(request))
+
+    @contextmanager
+    def _leased(self, model: str) -> Iterator[ActiveRelease]:
+        """The release that answers now, held on to before another can take its place. NotFound."""
+        with self._lock:
+            release = self._serving.get(model)
+            if release is not None:
+                release.lease()
         if release is None:
             raise NotFound(f"no model {model[:80]!r} runs here; {known(model, self._serving)}")
-        oip.check_tensors(inputs, release.inputs)
-        if not 0 < deadline_s <= LONGEST_DEADLINE_S:
-            raise UsageError(f"a deadline of {deadline_s} s")
-        request = Request(
-            request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, wishes=wishes, began=began
-        )
-        if not request_id:
-            return self._answered(request)
-        key = key_of(model, request_id, inputs)
-        wait_s = request.left_s - self._settings.margin_s / 2
-        return self._once.answer(key, wait_s, lambda: self._answered(request))
+        try:
+            yield release
+        finally:
+            release.give_back()
 
     # One request
 
