@@ -471,6 +471,29 @@ def test_each_offload_server_has_its_own_breaker() -> None:
     own.stop()
 
 
+def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
+    """Its model is served by a release without a server of its own while it runs: it goes where its own release says."""
+    own, steps = ScriptedCloud(), programs()
+    own.start()
+    elsewhere, theirs = Remote(own.server.url), active(CUT, steps=steps)
+    engine = Engine(
+        CLASS, None, settings=Settings(idle_probe_s=1e6),
+        remote_of=lambda release: elsewhere if release is theirs else None,
+    )  # fmt: skip
+    engine.serve("tiny", theirs)
+    hang(steps["a"])
+    asking = Asking(engine)
+    assert steps["a"].entered.wait(20)
+    engine.serve("tiny", active(LOCAL, digest="b" * 64))
+    steps["a"].may_run.set()
+    assert asking.answer.report.row == "cut-1"
+    assert len(own.asked) == 1
+    engine.drop("tiny")
+    assert elsewhere._closed
+    engine.stop()
+    own.stop()
+
+
 def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
     """Twenty ask at once on trial: one goes, the others are answered here; each success lets twice as many go."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
