@@ -195,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
     )  # fmt: skip
     run.add_argument(
-        "--gateway-metrics", type=_metrics_text, default="", metavar="ADDRESS:PORT",
+        "--gateway-metrics", type=_metrics_text, metavar="ADDRESS:PORT",
         help="the same for the server of a gateway",
     )  # fmt: skip
     run.add_argument("--log-level", default="info", choices=logs.LEVELS)
@@ -366,7 +366,7 @@ def _run(options: argparse.Namespace) -> int:
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 fetch_hours=tuple(options.fetch_window),
                 foreign=_foreign(options),
-                metrics=options.metrics, gateway_metrics=options.gateway_metrics, log_format=options.log_format,
+                metrics=options.metrics, gateway_metrics=options.gateway_metrics or "", log_format=options.log_format,
                 store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_trace(options),
