@@ -175,7 +175,14 @@ class Engine:
     @property
     def conditions(self) -> Conditions:
         """What is known of the device, its own offload server and the link to it now."""
-        seen = self._cloud.conditions
+        return self._slowed(self._cloud.conditions)
+
+    def beyond(self, model: str) -> tuple[Conditions, Breaker]:
+        """The same of the server that finishes this model, which may be one that is not ours."""
+        cloud = self._cloud_of.get(self._serving[model], self._cloud)
+        return self._slowed(cloud.conditions), cloud.breaker
+
+    def _slowed(self, seen: Conditions) -> Conditions:
         return msgspec.structs.replace(seen, device_slowdown=seen.device_slowdown * self._power.slowdown)
 
     @property
