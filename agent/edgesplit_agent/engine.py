@@ -292,7 +292,7 @@ class Engine:
         choice = cloud.decide(choose)
         if choice is None:
             raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
-        now = self.conditions if cloud is self._cloud else cloud.conditions
+        now = self._slowed(cloud.conditions)
         expected = _expected(choice, now, cause)
         if choice.row.is_local:
             return self._weighed(request, choice, finished(request, expected, self._own_part(request, choice.row)))
