@@ -152,6 +152,7 @@ def test_a_model_that_was_not_exported_there_is_the_servers_failure(manners: Man
         server.stop()
     assert isinstance(outcome, RemoteFailure) and outcome.cause == "server"
     assert outcome.status == manners.unknown_model and "unknown model" in outcome.text
+    assert server.seen.refused == (1 if manners.unknown_model == 404 else 2)  # 400 may be said of binary tensors too
 
 
 def asked(remote: Remote, planned_s: float = 0.0) -> RemoteAnswer | RemoteFailure:
