@@ -1,0 +1,165 @@
+"""A gateway's agent tends its server: certificate, list, process; with the controller there, gone, or lying."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from edgesplit.durable import write_durably
+from edgesplit.errors import LinkError, TrustError, UsageError
+from edgesplit.identity import certificate_request, load_or_make_key
+from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.gateway import GatewayServer, Onward, revoked_in
+from edgesplit_controller import ca
+from edgesplit_controller.ca import Authority
+
+
+class Process:
+    """Stands for the server's process."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def start(self, patience_s: float = 0.0) -> None:
+        if self._bench.taken:
+            raise UsageError("the offload server does not start: its port is taken")
+        self._bench.lived.append("started")
+
+    def stop(self) -> None:
+        self._bench.lived.append("stopped")
+
+
+class Bench:
+    """One gateway's folder, and a controller that answers as it is told."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.authority = Authority(folder / "keys")
+        self.folder = DataFolder(folder / "gw")
+        self.folder.hold()
+        key = load_or_make_key(self.folder.key_file)
+        own = self.authority.sign_request(certificate_request(key, "gw"), "gw")
+        write_durably(self.folder.certificate_file, own)
+        write_durably(self.folder.ca_file, self.authority.ca_pem.encode())
+        self.identity = Identity(
+            device="gw", device_class="jetson-nano", broker="b:1", offload="https://cloud:8500",
+            controller="https://controller:8443", tuf_root="{}",
+        )  # fmt: skip
+        self.lived: list[str] = []
+        self.revoked: list[int] = [7]
+        self.trouble: Exception | None = None
+        self.forged: bytes = b""
+        self.taken = False
+        self.server = GatewayServer(self.folder, self.identity, ":8500", Onward("https://cloud:8500"))
+        self.home = self.folder.path / "gateway"
+        monkeypatch.setattr(self.server, "_ask", self._ask)
+        monkeypatch.setattr(self.server, "_made_child", lambda: Process(self))
+
+    def _ask(self, what: str, body: bytes) -> bytes:
+        if self.trouble is not None:
+            raise self.trouble
+        if what == "revoked":
+            return self.forged or self.authority.revocation_list(self.revoked)
+        csr = json.loads(body)["csr_pem"].encode()
+        return json.dumps({"certificate_pem": self.authority.sign_gateway(csr, "gw").decode()}).encode()
+
+    def tend(self) -> list[str]:
+        """One look; what became of the process."""
+        self.lived.clear()
+        self.server._tend()
+        return list(self.lived)
+
+    def listed(self) -> frozenset[int]:
+        return revoked_in((self.home / "revoked.pem").read_bytes(), self.authority._key.public_key())
+
+    def serial(self) -> int:
+        return x509.load_pem_x509_certificate((self.home / "certificate.pem").read_bytes()).serial_number
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def test_the_server_starts_once_it_has_a_certificate_and_a_list(bench: Bench) -> None:
+    """Both come from the controller; the next look changes nothing, not even a file: lists are made anew each time."""
+    assert bench.tend() == ["started"] and bench.listed() == {7}
+    before = (bench.home / "revoked.pem").read_bytes()
+    assert bench.tend() == []
+    assert (bench.home / "revoked.pem").read_bytes() == before
+    bench.revoked.append(9)
+    assert bench.tend() == [] and bench.listed() == {7, 9}
+    bench.revoked.remove(7)
+    assert bench.tend() == [] and bench.listed() == {9}
+
+
+def test_without_a_first_word_of_the_controller_nobody_is_served(bench: Bench) -> None:
+    """No certificate, or no list of whom not to serve: no server, and the reason rises."""
+    bench.trouble = LinkError("cannot reach the controller")
+    with pytest.raises(LinkError):
+        bench.tend()
+    bench.trouble, bench.forged = None, b"no list"
+    with pytest.raises(TrustError):
+        bench.tend()
+    assert bench.lived == []
+
+
+def test_a_controller_that_is_gone_or_lies_changes_nothing(bench: Bench, tmp_path: Path) -> None:
+    """What was believed stays in force, also over a restart of the agent."""
+    bench.tend()
+    serial = bench.serial()
+    bench.trouble = LinkError("cannot reach the controller")
+    assert bench.tend() == []
+    bench.trouble, bench.forged = None, Authority(tmp_path / "others").revocation_list([])
+    assert bench.tend() == []
+    bench.forged, bench.trouble = b"", TrustError("the controller refused")
+    assert bench.tend() == []
+    assert bench.listed() == {7} and bench.serial() == serial
+
+    bench.server._child = None
+    assert bench.tend() == ["started"]
+
+
+def test_a_new_certificate_of_either_side_begins_a_new_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's own is shown to the cloud, the server's to devices: a running process has read the old ones."""
+    bench.tend()
+    bench.server.renewed()
+    assert bench.tend() == ["stopped", "started"] and bench.tend() == []
+
+    serial = bench.serial()
+    monkeypatch.setattr("edgesplit_agent.gateway.time", lambda: _later(0.7))
+    assert bench.tend() == ["stopped", "started"] and bench.serial() != serial
+
+    monkeypatch.setattr("edgesplit_agent.gateway.time", lambda: _later(1.5))
+    bench.trouble = LinkError("cannot reach the controller")
+    with pytest.raises(LinkError):  # it has run out: better said than served
+        bench.tend()
+
+
+def _later(part: float) -> float:
+    from time import time
+
+    return time() + part * ca.LEAF_LIFE.total_seconds()
+
+
+def test_a_spoilt_key_or_certificate_is_replaced_or_told(bench: Bench) -> None:
+    """A certificate that does not fit its key is asked for anew; a key that is none is the operator's to move away."""
+    bench.tend()
+    (bench.home / "certificate.pem").write_text("spoilt")
+    assert bench.tend() == ["stopped", "started"]
+    (bench.home / "key.pem").write_text("spoilt")
+    with pytest.raises(UsageError, match="move it away"):
+        bench.tend()
+
+
+def test_a_port_that_is_taken_is_tried_again(bench: Bench) -> None:
+    """The reason rises, and is shown; the next look tries anew."""
+    bench.taken = True
+    with pytest.raises(UsageError, match="taken"):
+        bench.tend()
+    bench.taken = False
+    assert bench.tend() == ["started"]
+    bench.server.stop()
+    assert bench.lived == ["started", "stopped"]
