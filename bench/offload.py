@@ -37,6 +37,7 @@ from serving.running import Running, Sample, in_process
 from serving.suffixes import SUFFIXES, Suffix
 
 IN_PROCESS = "in-process"
+EXACTLY = "in-process, exact"
 IN_BATCHES = f"in-process, batches of {LARGEST_BATCH}"
 FAR_BEHIND = ("KServe", "MLServer", "BentoML", "LitServe")
 """No target is about them: they are asked every third round."""
@@ -61,6 +62,8 @@ def main() -> None:
     results["contenders"] = {name: one.version() for name, one in environments.items()}
     for name, reason in missing.items():
         print(f"not measured: {name}: {reason}")
+    if options.table is not None:
+        options.table.write_text(_tables(measured), encoding="utf-8")
     finish(results, _targets(measured), options.json)
 
 
@@ -71,7 +74,8 @@ def _options() -> argparse.Namespace:
     known = [one.name for one in CONTENDERS]
     parser.add_argument("--beside", nargs="*", choices=known, metavar="SERVER", help=f"of {', '.join(known)}")
     parser.add_argument("--rounds", type=int, default=3, help="turns of all servers (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of load each turn (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.8, help="of load each turn (default %(default)s)")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write the tables of docs/benchmarks.md there")
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds <= 0:
         parser.error("--rounds and --seconds begin above 0")
@@ -93,7 +97,8 @@ def _environments(options: argparse.Namespace) -> tuple[dict[str, Environment], 
 
 
 def _chosen(options: argparse.Namespace) -> list[Contender]:
-    return [one for one in CONTENDERS if options.beside is None or one.name in (OURS, *options.beside)]
+    beside = options.beside
+    return [one for one in CONTENDERS if beside is None or one.name.startswith(OURS) or one.name in beside]
 
 
 def _suffix(
@@ -122,7 +127,7 @@ def _suffix(
             print(f"{suffix.name}: round {turn + 1} of {options.rounds}", file=sys.stderr, flush=True)
             for connections in suffix.connections:
                 _round(servers, turn, connections, samples, missing, options.seconds)
-                _no_server(Job(suffix, model, Path(place)), connections, samples, options.seconds)
+                _no_server(Job(suffix, model, Path(place)), connections, samples, missing, options.seconds)
         return samples
 
 
@@ -152,13 +157,18 @@ def _round(
                 missing[f"{name}, {connections} connections"] = str(reason)
 
 
-def _no_server(job: Job, connections: int, samples: Samples, seconds: float) -> None:
+def _no_server(job: Job, connections: int, samples: Samples, missing: dict[str, str], seconds: float) -> None:
     """The most that the machine gives: one thread for one connection, else one for each core."""
     threads = min(connections, WORKERS)
-    batches = {IN_PROCESS: 1, IN_BATCHES: LARGEST_BATCH} if job.suffix.batches and threads > 1 else {IN_PROCESS: 1}
-    for name, batch in batches.items():
-        sample = in_process(job, threads, batch, seconds)
-        samples.setdefault(name, {}).setdefault(connections, []).append(sample)
+    ways: dict[str, dict[str, Any]] = {IN_PROCESS: {}, EXACTLY: {"exact": True}}
+    if job.suffix.batches and threads > 1:
+        ways[IN_BATCHES] = {"batch": LARGEST_BATCH}
+    for name, way in ways.items():
+        try:
+            sample = in_process(job, threads, seconds, **way)
+            samples.setdefault(name, {}).setdefault(connections, []).append(sample)
+        except NotMeasured as reason:
+            missing[f"{name}, {connections} connections"] = str(reason)
 
 
 def _rate(samples: Samples, name: str, connections: int) -> float:
@@ -198,6 +208,23 @@ def _show(suffix: Suffix, samples: Samples) -> None:
             cells += f"{shown:>28}"
         print(f"{name:32}{1e3 * _alone_s(samples, name):10.2f}{cells}")
     print(flush=True)
+
+
+def _tables(measured: Mapping[str, Samples]) -> str:
+    """Markdown: a table for each suffix, best first."""
+    parts = []
+    for suffix in (one for one in SUFFIXES if one.name in measured):
+        samples = measured[suffix.name]
+        heads = [f"{connections} connection{'s' * (connections > 1)}, /s" for connections in suffix.connections]
+        lines = [f"| {suffix.name} | alone, ms | {' | '.join(heads)} |", f"|---|---:|{'---:|' * len(heads)}"]
+        for name in sorted(samples, key=lambda name: -_best(samples, [name])):
+            alone = _alone_s(samples, name)
+            cells = ["-" if math.isnan(alone) else f"{1e3 * alone:.2f}"]
+            rates = [_rate(samples, name, connections) for connections in suffix.connections]
+            cells += ["-" if math.isnan(rate) else f"{rate:,.0f}" for rate in rates]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
 
 
 def _targets(measured: Mapping[str, Samples]) -> list[Target]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from edgesplit_agent.worker import child
-from edgesplit_agent.worker.talk import Channel, Opened, Placed, Ran, ToWorker
+from edgesplit_agent.worker.talk import Channel, Opened, Placed, Ran
 
 FAR = 2**40
 
@@ -74,10 +74,8 @@ OUTPUTS: dict[str, dict[str, Any] | None] = {
     "text without an end": {"datatype": "BYTES", "shape": (2**40,)},
 }
 LOADS = ("dies while it loads", "opens other slices")
-RUNS = (*RAW, *SECONDS, *OUTPUTS, "answers another question")
 
 
 if __name__ == "__main__":
     child.Channel = Hostile  # type: ignore[misc]
     sys.exit(child.main(sys.argv[1:]))
-assert ToWorker

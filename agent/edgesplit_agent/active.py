@@ -35,6 +35,32 @@ RELATIVE_TOLERANCE = 1e-3
 SMOOTHING = 0.3
 
 
+class Leases:
+    """How many hold on to something, and whether it shall go once nobody does. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held = 0
+        self._ending = False
+
+    def take(self) -> None:
+        """One more holds on to it."""
+        with self._lock:
+            self._held += 1
+
+    def give_back(self) -> bool:
+        """One fewer. True where it shall go now."""
+        with self._lock:
+            self._held -= 1
+            return self._ending and not self._held
+
+    def end(self) -> bool:
+        """It shall go. True where it can at once."""
+        with self._lock:
+            self._ending = True
+            return not self._held
+
+
 @dataclass(frozen=True, eq=False)
 class ActiveRelease:
     """One release, ready to answer. Requests hold on to theirs, so a new release never changes one that runs."""
@@ -49,6 +75,22 @@ class ActiveRelease:
     gone: dict[str, str] = field(default_factory=dict)
     """Compiled slices that failed in a run, and how: until the release is loaded again their twins run."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    _leases: Leases = field(default_factory=Leases)
+
+    def lease(self) -> None:
+        """A request may run slices of it, until it gives this back."""
+        self._leases.take()
+
+    def give_back(self) -> None:
+        """That request is done."""
+        if self._leases.give_back():
+            self.host.close()
+
+    def retire(self) -> None:
+        """It serves no more: what runs for it ends with the last request that began with it."""
+        if self._leases.end():
+            self.host.close()
 
     @property
     def model(self) -> str:
@@ -100,7 +142,7 @@ class ActiveRelease:
         expected_s = None if None in known else sum(one or 0.0 for one in known)
         timing = timing if timing is not None else Timing()
         try:
-            return self.host.run(Job(order, tensors, until, expected_s), timing)
+            return self.host.run(Job(order, tensors, until, expected_s, self.predicted_s(order)), timing)
         except InferenceFailed as failure:
             twins = self._without_the_accelerator(order, failure)
             if twins is None:
@@ -192,7 +234,9 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
         return
     request = oip.decode_request(*_with_header_length(chunk(golden.request.sha256)))
     expected = oip.decode_response(*_with_header_length(chunk(golden.response.sha256)))
-    live = active.run(active.order(local.device), request.inputs)
+    timing = Timing()
+    live = active.run(active.order(local.device), request.inputs, timing)
+    active.learn(timing)
     for name, want in expected.outputs.items():
         if name not in live or not close(live[name], want):
             raise InferenceFailed(f"golden input: output {name!r} is not what the whole model gave")

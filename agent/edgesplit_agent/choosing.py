@@ -32,6 +32,8 @@ RACE_GAIN_S = 0.001
 """...and this much, for it costs energy and a place on the link."""
 KEEP = 0.9
 """The row that is held is raced with unless it saves less than this part of what the best would."""
+PACE = 1.25
+"""A cap on the clock that moves by less than this factor is the same day."""
 OVER = 1.05
 """A row in use is kept while it is over the power budget by no more than this."""
 SPENDS = 0.2
@@ -51,6 +53,8 @@ class Held:
     since: float
     mode: str = "performance"
     """Of the stance at its last choice."""
+    slowdown: float = 1.0
+    """By the cap on the clock, then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ class Choice:
     row: Row
     early_s: float | None = None
     """Seconds after sending at which the device starts to finish alone: haste. None: only when patience ends."""
-    without_race: Row | None = None
-    """What would have been chosen without a budget for hedging; None where that is `row`."""
+    alone: bool = False
+    """The device would have answered alone: its work is no extra cost of this race, sending is."""
     why: str = ""
     """For people, where it is not simply the fastest row."""
 
@@ -75,7 +79,9 @@ class Situation:
     """Of the monotonic clock."""
     remote_ok: bool = True
     may_hedge: bool = True
-    """There is a budget for work that may be thrown away."""
+    """There is a budget for finishing here what was sent away."""
+    may_race: bool = True
+    """There is one for sending what the device answers alone."""
     deadline_s: float = 2.0
     per_s: float = 0.0
     """Requests per second, of late."""
@@ -95,6 +101,8 @@ class Situation:
 def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held | None = None) -> Choice | None:
     """The next request's way; None where nothing usable is left."""
     now = seen.conditions()
+    if held is not None and not holds(held, seen, stance):
+        held = None
     if plan.forced:
         row = plans.choose(plan, now)
         return Choice(row) if row is not None else None
@@ -102,18 +110,22 @@ def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held
     wanted = _with_weights(within, stance.mode, now, seen.deadline_s)
     local = plan.local
     if local is None or not seen.remote_ok:
-        row = _settled(wanted, now, held, seen.now, stance.mode)
+        row = _settled(wanted, now, held, seen.now)
         return Choice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, now)
-    races = stance.races and seen.may_hedge and not wanted.weights
-    settled = _settled(wanted, now if races else _risky(wanted, seen, now, local), held, seen.now, stance.mode)
-    if settled is None or not races:
-        return _sent(Choice(settled, why=why), seen, now, local, local_s, stance) if settled is not None else None
+    races = stance.races and not wanted.weights
+    hedged = races and seen.may_hedge
+    settled = _settled(wanted, now if hedged else _risky(wanted, seen, now, local), held, seen.now)
+    if settled is None:
+        return None
+    if not races or not (seen.may_race if settled.is_local else seen.may_hedge):
+        return _sent(Choice(settled, why=why), seen, now, local, local_s, stance)
     raced = _worth_a_race(within.rows, seen, now, local_s, held)
     if raced is None:
-        return Choice(local, why=why) if not settled.is_local else Choice(settled, why=why)
-    other = settled if settled is not raced else None
-    return _sent(Choice(raced, without_race=other, why=why), seen, now, local, local_s, stance)
+        return Choice(local, why=why)
+    if settled.is_local:
+        return Choice(raced, early_s=0.0, alone=True, why=why)
+    return _sent(Choice(raced, why=why), seen, now, local, local_s, stance)
 
 
 def odds_of(row: Row, seen: Situation, now: Conditions) -> Odds:
@@ -151,10 +163,9 @@ def _worth_a_race(
     return kept if best is not None and kept is not None and kept_s >= KEEP * most_s else best
 
 
-def _settled(plan: Plan, now: Conditions, held: Held | None, at: float, mode: str) -> Row | None:
-    """The plan's choice with hysteresis; away from the device only after a while with the row before. Another stance
-    holds to nothing."""
-    if held is None or held.mode != mode:
+def _settled(plan: Plan, now: Conditions, held: Held | None, at: float) -> Row | None:
+    """The plan's choice with hysteresis; away from the device only after a while with the row before."""
+    if held is None:
         return plans.choose(plan, now)
     row = plans.choose(plan, now, held.row)
     if row is None or row.is_local or row.name == held.row or at - held.since >= DWELL_S:
@@ -240,10 +251,15 @@ def joules_of(row: Row, plan: Plan, now: Conditions) -> float:
     return plans.marginal_j(row, now, plan.power) if plan.power is not None else 0.0
 
 
-def held_after(held: Held | None, choice: Choice, stance: Stance, now: float) -> Held:
+def holds(held: Held, seen: Situation, stance: Stance) -> bool:
+    """Whether there is a reason to stay with a row: another stance, or another cap on the clock, is a new day."""
+    return held.mode == stance.mode and 1.0 / PACE < held.slowdown / seen.slowdown < PACE
+
+
+def held_after(held: Held | None, choice: Choice, stance: Stance, seen: Situation) -> Held:
     """What is held once this was chosen."""
-    since = held.since if held is not None and held.row == choice.row.name else now
-    return Held(choice.row.name, since, stance.mode)
+    since = held.since if held is not None and held.row == choice.row.name else seen.now
+    return Held(choice.row.name, since, stance.mode, seen.slowdown)
 
 
 class Chooser:
@@ -269,7 +285,7 @@ class Chooser:
             counted = replace(seen, per_s=rate(asked, seen.now), others_watts=others, saved_j=self._bank.saved_j)
             choice = decide(plan, counted, stance, held)
             if choice is not None:
-                self._held[model] = held_after(held, choice, stance, seen.now)
+                self._held[model] = held_after(held, choice, stance, seen)
                 self._why[model] = choice.why
                 self._watts[model] = counted.per_s * joules_of(choice.row, plan, counted.conditions())
             return choice

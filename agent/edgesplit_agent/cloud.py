@@ -29,6 +29,8 @@ DOUBT_S = 0.4
 PROBE_TIMEOUT_S = 5.0
 OVERDUE_S = 0.75
 """A request unanswered for so long, and three times what it should take, with no other answered since: nobody there."""
+UNHEARD_S = 1.0
+"""A cloud that loses every race is pinged once in so long."""
 LONGEST_WAIT_S = 3600.0
 WAKE_UP = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 """Assumed until the first plan says what link it was made for."""
@@ -131,6 +133,17 @@ class Cloud:
         if not call.dropped:
             self._learn(asked.up_bytes, outcome, sent_at)
         return outcome
+
+    def outrun(self, up_bytes: int, waited_s: float) -> None:
+        """The device was quicker, before the cloud was late: the link is no quicker than that, and nobody failed. But
+        a cloud that only ever loses, and was not heard of for a while, is asked whether it lives."""
+        now = monotonic()
+        with self._lock:
+            if self._meter is not None:
+                self._meter = self._meter.gave_up(up_bytes, waited_s, now)
+            unheard = now - self._heard_at > UNHEARD_S
+        if unheard:
+            self.doubt(waited_s)
 
     def gave_up(self, up_bytes: int, waited_s: float) -> None:
         """Nobody waits for an answer any more: the cloud was slow."""

@@ -46,7 +46,12 @@ class Device:
             began = perf_counter()
             try:
                 live = self._run(request, slices, tensors, timing, again)
-            except (UsageError, DeadlineExceeded, WorkerLost):  # the application's; lost workers are told of elsewhere
+            except (
+                UsageError,
+                Busy,
+                DeadlineExceeded,
+                WorkerLost,
+            ):  # the application's; lost workers are told of elsewhere
                 raise
             except Exception as error:
                 self._tell(request.release.digest, error)

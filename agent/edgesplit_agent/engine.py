@@ -11,7 +11,8 @@ import difflib
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
 
@@ -34,7 +35,7 @@ from edgesplit_agent.crew import Crew
 from edgesplit_agent.device import Device, Live, OwnPart
 from edgesplit_agent.energy import spent_j
 from edgesplit_agent.finishing import Finishing, finished
-from edgesplit_agent.hedging import Ledger, cost_of
+from edgesplit_agent.hedging import Ledger, cost_of, race_costs, sending_costs
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S, tail_s
 from edgesplit_agent.power_watch import PowerWatch
@@ -138,19 +139,25 @@ class Engine:
         """Answer `model` by this release from now on; requests that run finish with theirs."""
         remote = self._remote_of(release)
         with self._lock:
+            before = self._serving.get(model)
             self._serving = {**self._serving, model: release}
             cloud = self._cloud_at(remote)
             self._cloud_of = {one: self._cloud_of.get(one, self._cloud) for one in self._serving.values()}
             self._cloud_of[release] = cloud
         self._forget(model)
         cloud.suppose(release.plan.link)
+        if before is not None and before is not release:
+            before.retire()
 
     def drop(self, model: str) -> None:
         """Answer `model` no more."""
         with self._lock:
+            before = self._serving.get(model)
             self._serving = {name: release for name, release in self._serving.items() if name != model}
             self._cloud_of = {one: cloud for one, cloud in self._cloud_of.items() if one in self._serving.values()}
         self._forget(model)
+        if before is not None:
+            before.retire()
 
     def _forget(self, model: str) -> None:
         """What was kept of the release before."""
@@ -214,20 +221,32 @@ class Engine:
     ) -> Answer:
         """One answer, or UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed, LinkError in time."""
         began = perf_counter()
-        release = self._serving.get(model)
+        with self._leased(model) as release:
+            oip.check_tensors(inputs, release.inputs)
+            if not 0 < deadline_s <= LONGEST_DEADLINE_S:
+                raise UsageError(f"a deadline of {deadline_s} s")
+            request = Request(
+                request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, wishes=wishes, began=began
+            )
+            if not request_id:
+                return self._answered(request)
+            key = key_of(model, request_id, inputs)
+            wait_s = request.left_s - self._settings.margin_s / 2
+            return self._once.answer(key, wait_s, lambda: self._answered(request))
+
+    @contextmanager
+    def _leased(self, model: str) -> Iterator[ActiveRelease]:
+        """The release that answers now, held on to before another can take its place. NotFound."""
+        with self._lock:
+            release = self._serving.get(model)
+            if release is not None:
+                release.lease()
         if release is None:
             raise NotFound(f"no model {model[:80]!r} runs here; {known(model, self._serving)}")
-        oip.check_tensors(inputs, release.inputs)
-        if not 0 < deadline_s <= LONGEST_DEADLINE_S:
-            raise UsageError(f"a deadline of {deadline_s} s")
-        request = Request(
-            request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, wishes=wishes, began=began
-        )
-        if not request_id:
-            return self._answered(request)
-        key = key_of(model, request_id, inputs)
-        wait_s = request.left_s - self._settings.margin_s / 2
-        return self._once.answer(key, wait_s, lambda: self._answered(request))
+        try:
+            yield release
+        finally:
+            release.give_back()
 
     # One request
 
@@ -286,34 +305,43 @@ class Engine:
         if choice is None:
             raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
         now = self.conditions if cloud is self._cloud else cloud.conditions
-        expected = _expected(choice, now, cause)
+        expected = _expected(choice, request.release.plan, now, cause)
         if choice.row.is_local:
             return self._weighed(request, choice, finished(request, expected, self._own_part(request, choice.row)))
         try:
             live = self._own_part(request, choice.row)
-            return self._weighed(request, choice, self._finishing.finish(request, expected, live, now, cloud))
+            answer = self._weighed(request, choice, self._finishing.finish(request, expected, live, now, cloud))
+            return _as_planned(answer, request.release.plan, now) if choice.alone else answer
         finally:
             cloud.leave()
 
     def _choose(self, request: Request, seen: Situation) -> Choice | None:
         model, release = request.model, request.release
         situation = replace(
-            seen, may_hedge=self._may_hedge(request), deadline_s=request.left_s, slowdown=self._power.slowdown
+            seen,
+            may_hedge=self._may_hedge(request, self._cost_alone(release)),
+            may_race=self._may_hedge(request, sending_costs(release.plan, seen.conditions())),
+            deadline_s=request.left_s,
+            slowdown=self._power.slowdown,
         )
         if self._serving.get(model) is not release:  # the next request's release is another: nothing is held for it
             return decide(release.plan, situation, self._power.stance)
         return self._chooser.choose(model, release.plan, situation)
 
-    def _may_hedge(self, request: Request) -> bool:
-        """Whether the device could begin this request beside the cloud, and pay for it."""
+    def _may_hedge(self, request: Request, cost: float) -> bool:
+        """Whether device and cloud may both work on this request, at such a cost."""
         mode = request.wishes.hedge or self._settings.hedge
         if mode != "auto":
             return mode == "always"
-        release, local = request.release, request.release.plan.local
-        if local is None or self._processor.is_wanted:
+        if request.release.plan.local is None or self._processor.is_wanted:
             return False
-        alone_s = tail_s(local.device, release.measured_s, release.plan.slice_s, 1.0)
-        return self._ledger.allows(request.model, cost_of(alone_s, release.plan))
+        return self._ledger.allows(request.model, cost)
+
+    def _cost_alone(self, release: ActiveRelease) -> float:
+        local = release.plan.local
+        if local is None:
+            return 0.0
+        return cost_of(tail_s(local.device, release.measured_s, release.plan.slice_s, 1.0), release.plan)
 
     def _weighed(self, request: Request, choice: Choice, answer: Answer) -> Answer:
         """The answer, with the joules that it took."""
@@ -396,10 +424,25 @@ def _without_the_device(plan_: Plan, seen: Situation) -> Choice | None:
     return Choice(row) if row is not None else None
 
 
-def _expected(choice: Choice, now: Conditions, cause: str) -> Expected:
+def _expected(choice: Choice, plan_: Plan, now: Conditions, cause: str) -> Expected:
     row = choice.row
+    sending = race_costs(row, now, plan_) if choice.alone else None
     remote_s = plan.link_s(row, now.link) + row.beyond_s + (row.decode_s + row.remote_s) * now.server_load
-    return Expected(row, plan.latency_s(row, now), remote_s, cause, choice.early_s)
+    return Expected(row, plan.latency_s(row, now), remote_s, cause, sending, choice.early_s)
+
+
+def _as_planned(answer: Answer, plan_: Plan, now: Conditions) -> Answer:
+    """A race that the device was meant to run alone and has won is no fallback: it answered by its own row."""
+    local, told = plan_.local, answer.report
+    if local is None:
+        return answer
+    predicted_s = min(told.predicted_s, plan.latency_s(local, now))
+    if not told.fallback:
+        return replace(answer, report=msgspec.structs.replace(told, predicted_s=predicted_s))
+    as_local = msgspec.structs.replace(
+        told, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s
+    )
+    return replace(answer, report=as_local)
 
 
 def predictions(plan_: Plan, now: Conditions) -> dict[str, float]:

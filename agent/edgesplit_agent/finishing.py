@@ -180,7 +180,7 @@ class Finishing:
         """Whether an early hedge is affordable, and takes nobody's turn."""
         release = race.request.release
         mode = race.request.wishes.hedge or self._hedge
-        if mode == "always":
+        if mode == "always" or race.expected.race_cost is not None:
             return True
         seconds = tail_s(race.tail or (), release.measured_s, release.plan.slice_s, 1.0)
         if not self._processor.is_wanted and self._ledger.allows(race.request.model, cost_of(seconds, release.plan)):
@@ -226,9 +226,9 @@ class Finishing:
         """What a hedge has cost, and what of it was for nothing."""
         if not race.hedged:
             return
-        plan = race.request.release.plan
-        self._ledger.spent(race.request.model, cost_of(timing.total_s, plan))
-        if race.over:
+        plan, sending = race.request.release.plan, race.expected.race_cost
+        self._ledger.spent(race.request.model, cost_of(timing.total_s, plan) if sending is None else sending)
+        if race.over and sending is None:
             self._ledger.count(wasted_s=timing.total_s, wasted_j=timing.total_s * (watts_of(plan) or 0.0))
 
     # The end
@@ -254,7 +254,8 @@ class Finishing:
     def _give_up(self, race: Race, cloud: Cloud) -> None:
         """Nobody waits for the cloud's answer any more: close its connection, and remember that it was slow."""
         race.call.drop()
-        cloud.gave_up(race.encoded.asked.up_bytes, race.waited_s)
+        late = race.doubt_at == inf  # that moment has passed
+        (cloud.gave_up if late else cloud.outrun)(race.encoded.asked.up_bytes, race.waited_s)
 
     def _out_of_time(self, race: Race, cloud: Cloud) -> EdgeError:
         if race.failure is None:

@@ -92,6 +92,18 @@ def radio_joules(row: Row, now: Conditions, plan: Plan) -> float | None:
     return power.wake_joules + row.up_bytes * power.up_joules_per_byte + power.radio_watts * moving_s
 
 
+def race_costs(row: Row, now: Conditions, plan: Plan) -> float:
+    """What it costs to send what the device answers alone: joules where the plan tells them, else the processor's
+    seconds."""
+    joules = radio_joules(row, now, plan)
+    return row.encode_s if joules is None else joules + row.encode_s * (watts_of(plan) or 0.0)
+
+
+def sending_costs(plan: Plan, now: Conditions) -> float:
+    """The same of the row that costs most."""
+    return max((race_costs(row, now, plan) for row in plan.rows if not row.is_local), default=0.0)
+
+
 @dataclass
 class Counts:
     """What hedging did since the start."""

@@ -270,7 +270,8 @@ def _providers(text: str) -> tuple[str, ...]:
 
 
 def _metrics_text(text: str) -> str:
-    _metrics(text)
+    if text:  # argparse asks for the default too
+        _metrics(text)
     return text
 
 

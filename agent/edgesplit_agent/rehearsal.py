@@ -22,7 +22,7 @@ from edgesplit.plan import Plan, Power, Row
 from edgesplit.uplink_trace import UplinkTrace
 from edgesplit_agent.choosing import Choice, Held, Situation, decide, held_after, watts_left
 from edgesplit_agent.energy import spent_j
-from edgesplit_agent.hedging import Budget
+from edgesplit_agent.hedging import Budget, cost_of, race_costs, sending_costs
 from edgesplit_agent.link_meter import LinkMeter, probe_due
 from edgesplit_agent.patience import LEAST_S, MARGIN_S, patience_s
 from edgesplit_agent.power_bank import PowerBank
@@ -125,15 +125,17 @@ def rehearse(scene: Scene, policy: Policy) -> list[Told]:
             told.append(Told("", scene.deadline_s, 0.0, in_time=False))
             continue
         told.append(_answered(scene, world, choice, at, policy.knows))
-        _book(scene, world, told[-1])
+        _book(scene, world, choice, told[-1])
     return told
 
 
-def _book(scene: Scene, world: World, told: Told) -> None:
-    """What one request leaves of the budget, as the agent's ledger counts it."""
+def _book(scene: Scene, world: World, choice: Choice, told: Told) -> None:
+    """What one request leaves of the budgets, as the agent's ledger counts it."""
     local = scene.plan.local
     if world.budget is not None and local is not None and told.sent:
-        world.budget = world.budget.asked(local.device_s).spent(told.tail_s)
+        now = world.meter.conditions(True)
+        spent = race_costs(choice.row, now, scene.plan) if choice.alone else cost_of(told.tail_s, scene.plan)
+        world.budget = world.budget.asked(cost_of(local.device_s, scene.plan)).spent(spent)
     if scene.plan.power is not None:
         world.bank = world.bank.spent(told.joules - scene.plan.power.idle_watts * told.seconds)
 
@@ -276,22 +278,26 @@ class Adaptive:
         seen = Situation(
             world.meter,
             at,
-            may_hedge=self._may_hedge(scene, world),
+            may_hedge=self._may_hedge(scene, world, cost_of(_alone_s(scene.plan), scene.plan)),
+            may_race=self._may_hedge(scene, world, sending_costs(scene.plan, world.meter.conditions(True))),
             deadline_s=scene.deadline_s,
             per_s=1.0 / scene.period_s,
             saved_j=world.bank.saved_j,
         )
         choice = decide(scene.plan, seen, self.stance, world.held)
         if choice is not None:
-            world.held = held_after(world.held, choice, self.stance, at)
+            world.held = held_after(world.held, choice, self.stance, seen)
         return choice
 
-    def _may_hedge(self, scene: Scene, world: World) -> bool:
-        local = scene.plan.local
-        if self.hedge_part is None or local is None:
+    def _may_hedge(self, scene: Scene, world: World, cost: float) -> bool:
+        if self.hedge_part is None or scene.plan.local is None:
             return True
-        world.budget = world.budget or Budget(self.hedge_part).asked(local.device_s)
-        return world.budget.allows(local.device_s)
+        world.budget = world.budget or Budget(self.hedge_part).asked(cost_of(_alone_s(scene.plan), scene.plan))
+        return world.budget.allows(cost)
+
+
+def _alone_s(plan: Plan) -> float:
+    return plan.local.device_s if plan.local is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True)

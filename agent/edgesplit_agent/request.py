@@ -58,5 +58,7 @@ class Expected:
     """Link and cloud together: how long the cloud should be away."""
     cause: str = ""
     """Why it is not the row that was chosen first."""
+    race_cost: float | None = None
+    """What sending it costs, where the device would have answered alone: its own work is no extra cost then."""
     early_s: float | None = None
     """Seconds after sending at which the device should begin to finish it, where that can be paid for."""

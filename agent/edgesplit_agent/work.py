@@ -273,11 +273,14 @@ class Work:
         That it is tried is on disk before: a load that ends this process, often enough, is not tried again.
         """
         self._commit(activation.trying(self._current, release))
+        active = None
         try:
             active = self._load(release)
             self._answer_golden(active)
             self._tune(active)
         except Exception:  # not what ends the process: that stays counted
+            if active is not None:
+                active.retire()
             self._keep(activation.tried(self._current, release), "this try stays counted")
             raise
         self._keep(activation.tried(self._current, release), "this try stays counted")
@@ -338,7 +341,8 @@ class Work:
         kept = {*self._protected(), *(one.release for one in (*want.releases, *want.keeps))}
         self._store.forget(kept)
         self._papers = {release: paper for release, paper in self._papers.items() if release in kept}
-        self._loaded = {release: active for release, active in self._loaded.items() if release in kept}
+        for release in set(self._loaded) - kept:
+            self._loaded.pop(release).retire()
 
     def report(
         self,

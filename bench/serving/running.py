@@ -99,12 +99,13 @@ class Running:
         return self._log.read_text(encoding="utf-8", errors="replace")[-300:].replace("\n", " | ")
 
 
-def in_process(job: Job, threads: int, batch: int, seconds: float) -> Sample:
-    """`session.run` on so many threads, without any server."""
+def in_process(job: Job, threads: int, seconds: float, *, batch: int = 1, exact: bool = False) -> Sample:
+    """`session.run` on so many threads, without any server; `exact`: operator by operator, as slices run that must
+    give the whole model's bits."""
     sample = job.folder / "sample.npy"
     if not sample.exists():
         np.save(sample, job.suffix.sample())
-    what = {"model": str(job.model), "sample": str(sample), "batch": batch}
+    what = {"model": str(job.model), "sample": str(sample), "batch": batch, "exact": exact}
     what |= {"connections": threads, "seconds": seconds, "warm_s": WARM_S}
     return ask([sys.executable, str(IN_PROCESS)], what, 1)
 

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from statistics import median
 from time import monotonic, perf_counter, thread_time
 
@@ -36,10 +37,12 @@ WORTH = 1.25
 """So many times as many requests a second must be answered together before a request is made to share a run."""
 FURTHER = 1.05
 """What a doubled stack must gain over the one before to be used."""
-NEARLY = 3.0
+NEARLY = 2.0
 """A stack that takes at most so many times as much per request as the best one is enough for a run beside another:
-two runs of four on two cores answer more than one of eight, then one of the next eight."""
+those that come while a run is on need not all wait for its end where a core idles."""
 BUDGET_S = 1.5
+SHORTEST_RUN_S = 0.0003
+"""Below this, handing over costs what sharing saves."""
 LONGEST_RUN_S = 0.25
 REPEATS = 5
 NICENESS = 10
@@ -101,17 +104,25 @@ def measured(
     clock: Callable[[], float] = thread_time,
     budget_s: float = BUDGET_S,
 ) -> Gain:
-    """What runs take, by how many are in them, and how many should be; none together where it is not worth it."""
+    """What runs take, by how many are in them, and how many should be; none together where it is not worth it.
+
+    Stacking what came apart, and taking the answers apart, is part of what it takes.
+    """
     rng, end = np.random.default_rng(0), monotonic() + budget_s
-    seconds = {1: _time(one, noise(specs, rng), clock, end)}
+    seconds = {1: _time(partial(one, noise(specs, rng)), clock, end)}
     for size in SIZES:
-        if monotonic() > end or _per_request(seconds, max(seconds)) * size > LONGEST_RUN_S:
+        if monotonic() > end or seconds[1] < SHORTEST_RUN_S or seconds[max(seconds)] > LONGEST_RUN_S / 2:
             break
         last = max(seconds)
-        seconds[size] = _time(many, joined([noise(specs, rng) for _ in range(size)]), clock, end)
+        inputs = [noise(specs, rng) for _ in range(size)]
+        seconds[size] = _time(partial(_together, many, inputs), clock, end)
         if last > 1 and _per_request(seconds, last) < FURTHER * _per_request(seconds, size):
             break
     return chosen(seconds)
+
+
+def _together(many: RunOne, inputs: Sequence[Tensors]) -> list[dict[str, Tensor]]:
+    return apart(many(joined(inputs)), len(inputs))
 
 
 def chosen(seconds: Mapping[int, float]) -> Gain:
@@ -128,12 +139,12 @@ def _per_request(seconds: Mapping[int, float], size: int) -> float:
     return max(1e-9, seconds[size] / size)
 
 
-def _time(run: RunOne, given: Tensors, clock: Callable[[], float], end: float) -> float:
-    run(given)  # the first of a size sets up its memory
+def _time(run: Callable[[], object], clock: Callable[[], float], end: float) -> float:
+    run()  # the first of a size sets up its memory
     taken: list[float] = []
     while len(taken) < REPEATS and (not taken or monotonic() < end):
         begin = clock()
-        run(given)
+        run()
         taken.append(clock() - begin)
     return median(taken)
 

@@ -35,10 +35,9 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    options = given.parser().parse_args(words)
-    logs.configure(options.log, options.log_format)
     try:
-        given.checked(options)
+        options = given.checked(given.parser().parse_args(words))
+        logs.configure(options.log, options.log_format)
         if options.worker:
             work(options)
         elif given.process_count(options.processes) == 1:

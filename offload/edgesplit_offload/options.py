@@ -16,8 +16,9 @@ from edgesplit.seen import logs
 from edgesplit_offload.onward import WAITING, Onward
 
 DEFAULT_PORT = 8500
-MOST_PROCESSES = 3
-"""Beyond so many by default, processes gain nothing where it was measured; more are there for the asking."""
+FEW_CORES_PROCESSES = 3
+"""On four cores, the most that was measured to gain; machines with many get one for each `CORES_PER_PROCESS`."""
+CORES_PER_PROCESS = 4
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -83,9 +84,9 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def process_count(wanted: int, cores: int | None = None) -> int:
-    """How many serve. By default one for each core but one, `MOST_PROCESSES` at most (docs/decisions/0019)."""
+    """How many serve; by default as docs/decisions/0019 says. A core is left to those that ask."""
     known = cores or len(os.sched_getaffinity(0))
-    return wanted or max(1, min(MOST_PROCESSES, known - 1))
+    return wanted or max(1, min(known - 1, max(FEW_CORES_PROCESSES, known // CORES_PER_PROCESS)))
 
 
 def runs_at_once(processes: int, threads: int, cores: int | None = None) -> int:
@@ -148,5 +149,5 @@ def root(options: argparse.Namespace) -> bytes:
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", text.strip().lower())
     if found is None or not (count := int(float(found[1]) * _UNITS[found[2] or ""])):
-        raise argparse.ArgumentTypeError(f"not a size: {text[:80]!r} (as in 800MB, 2GB or 1GiB)")
+        raise UsageError(f"--memory: not a size: {text[:80]!r} (as in 800MB, 2GB or 1GiB)")
     return count

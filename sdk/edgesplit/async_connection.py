@@ -18,7 +18,7 @@ from edgesplit.arena import SEGMENT_PATH, Arena, offer
 from edgesplit.connection import Body, passing, request_head
 from edgesplit.errors import DeadlineExceeded, EdgeError, LinkError, MalformedMessage
 from edgesplit.question import Answer, Question
-from edgesplit.reply import Incoming, Reply
+from edgesplit.reply import Incoming, Reply, new_scratch
 from edgesplit.segments import Segment
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._incoming: Incoming | None = None
         self._waiting: asyncio.Future[Reply] | None = None
         self._arena = Arena()
-        self._stray = memoryview(bytearray(4096))
+        self._scratch = new_scratch()
 
     @property
     def is_open(self) -> bool:
@@ -61,7 +61,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     raise LinkError("closed meanwhile")
                 await _by(deadline, self._open())
             assert self._transport is not None
-            self._incoming = incoming = Incoming()
+            self._incoming = incoming = Incoming(self._scratch)
             self._waiting = asyncio.get_running_loop().create_future()
             self._send(request_head(self._address, method, path, headers or {}, body), body, descriptor)
             reply = await _by(deadline, _result(self._waiting))
@@ -161,7 +161,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""
-        return self._stray if self._incoming is None else self._incoming.buffer()
+        return self._scratch if self._incoming is None else self._incoming.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""

@@ -18,7 +18,7 @@ from edgesplit.address import Address
 from edgesplit.arena import SEGMENT_PATH, Arena, offer
 from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage
 from edgesplit.question import Answer, Question
-from edgesplit.reply import Incoming, Reply
+from edgesplit.reply import Incoming, Reply, new_scratch
 from edgesplit.segments import Segment
 
 _SEND = 262_144
@@ -53,6 +53,7 @@ class Connection:
         self._may_share = bool(path) and shared_memory
         self._arena = Arena()
         self._ended = False
+        self._scratch = new_scratch()
 
     @classmethod
     def to(cls, address: Address, tls: ssl.SSLContext | None = None, *, shared_memory: bool = True) -> Connection:
@@ -80,7 +81,7 @@ class Connection:
 
         DeadlineExceeded, LinkError, or MalformedMessage where the response is none; the connection is closed then.
         """
-        incoming = Incoming()
+        incoming = Incoming(self._scratch)
         try:
             sock = self._opened(deadline, reopen)
             head = request_head(self._address, method, path, headers or {}, body)

@@ -29,7 +29,7 @@ from edgesplit.errors import (
 from edgesplit.limits import LIMITS
 
 _END = b"\r\n\r\n"
-_PIECE = 65_536
+PIECE = 16_384
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
@@ -43,11 +43,17 @@ class Reply:
     body: memoryview
 
 
+def new_scratch() -> memoryview:
+    """Memory for the parts of responses that do not stay where they are received."""
+    return memoryview(bytearray(PIECE))
+
+
 class Incoming:
     """One response on its way. Receive into `buffer()`, tell `received` how much that was, until it gives the reply."""
 
-    def __init__(self) -> None:
-        self._scratch = memoryview(bytearray(_PIECE))
+    def __init__(self, scratch: memoryview | None = None) -> None:
+        """`scratch`: memory to receive into, of `PIECE` bytes, that is used for nothing else meanwhile."""
+        self._scratch = scratch if scratch is not None else new_scratch()
         self._head = bytearray()
         self._parser: Any = None
         self._status = 0

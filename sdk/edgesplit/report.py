@@ -72,9 +72,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """`measured`: scaled to what this device's rails drew; `predicted`: by the plan's power figures. Empty: unknown."""
 
 
+_FIELDS = tuple((one.name, PREFIX + one.name, one.default) for one in msgspec.structs.fields(Report))
+
+
 def to_parameters(report: Report) -> dict[str, Any]:
-    """As Open Inference Protocol parameters, each name prefixed."""
-    return {PREFIX + name: value for name, value in msgspec.to_builtins(report).items()}
+    """As Open Inference Protocol parameters, each name prefixed. What is as it mostly is, is left out."""
+    return {
+        name: value
+        for field, name, usual in _FIELDS
+        if (value := getattr(report, field)) != usual or usual is msgspec.NODEFAULT
+    }
 
 
 def from_parameters(parameters: dict[str, Any]) -> Report | None:

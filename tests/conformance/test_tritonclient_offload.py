@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from edgesplit import codecs
+from edgesplit_cli.demo.run import free_port
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CODEC, CUT, DIGEST, MID, REMOTE, HandmadeRelease
 from offload_world import Serving, signed_release
@@ -294,9 +296,10 @@ def test_a_plugin_of_the_client_adds_its_headers(client: triton.InferenceServerC
 
 
 def test_several_processes_answer_as_one(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Statistics are summed over all of them, loading reaches each, and their index is one."""
-    signed = signed_release(tmp_path_factory.mktemp("signed"))
-    with Serving(signed, "--processes", 2) as serving, ExitStack() as stack:
+    """Statistics and metrics are summed over all of them, loading reaches each, and their index is one."""
+    signed, scraped = signed_release(tmp_path_factory.mktemp("signed")), free_port()
+    options = ("--processes", 2, "--metrics", f"127.0.0.1:{scraped}")
+    with Serving(signed, *options) as serving, ExitStack() as stack:
         clients = [
             stack.enter_context(triton.InferenceServerClient(f"127.0.0.1:{serving.port}", concurrency=1))
             for _ in range(4)
@@ -312,6 +315,11 @@ def test_several_processes_answer_as_one(tmp_path_factory: pytest.TempPathFactor
             (told,) = one.get_inference_statistics(signed.model)["model_stats"]
             assert told["inference_count"] == 4
             assert "reason" not in entry(one, signed.model)
+        with urllib.request.urlopen(f"http://127.0.0.1:{scraped}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        assert "edgesplit_offload_processes 2.0" in lines
+        answered = [line for line in lines if line.startswith("edgesplit_offload_requests_total{")]
+        assert [(line.split()[-1], 'outcome="answered"' in line) for line in answered] == [("4.0", True)]
         clients[1].unload_model(signed.model)
         assert all(entry(one, signed.model)["reason"] == "loaded on demand" for one in clients)
 

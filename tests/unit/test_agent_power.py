@@ -14,6 +14,7 @@ from edgesplit.plan import Power, Row
 from edgesplit.remote import Remote
 from edgesplit_agent.engine import Engine, Settings
 from edgesplit_agent.fetch_hours import FetchHours, NotNow
+from edgesplit_agent.link_meter import LinkMeter
 from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.sensors import Readings
 from edgesplit_agent.stance import UNDER_VOLTAGE_S, Wishes
@@ -27,12 +28,12 @@ UNPLUGGED = Readings(battery_percent=10.0, discharging=True)
 
 
 @contextmanager
-def powered(watch: PowerWatch, *rows: Row, power: Power | None = POWER) -> Iterator[Engine]:
+def powered(watch: PowerWatch, *rows: Row, power: Power | None = POWER, **kind: bool) -> Iterator[Engine]:
     """An engine that serves the tiny model by a plan with power figures; its cloud answers at once."""
     cloud = ScriptedCloud()
     cloud.start()
     engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=3600.0), power=watch)
-    release = active(*rows)
+    release = active(*rows, **kind)
     engine.serve("tiny", replace(release, plan=msgspec.structs.replace(release.plan, power=power)))
     engine.start()
     try:
@@ -73,6 +74,20 @@ def test_without_power_figures_every_policy_answers_fastest() -> None:
     with powered(PowerWatch(Wishes("saver", 0.1)), QUICK_LOCAL, SLOW_REMOTE, power=None) as engine:
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
         assert (answer.report.row, answer.report.joules_basis) == ("local", "")
+
+
+def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
+    """An uncertain cloud is tried beside the device; whoever wins, the answer is whole, and the device's own win is
+    told as its own row's."""
+    watch = PowerWatch()
+    with powered(watch, QUICK_LOCAL, REMOTE, emulated=True) as engine:
+        meter = LinkMeter(rtt_s=0.0, up_s_per_byte=0.03 / 300, down_s_per_byte=1e-7, spread=1.4, fades=0.0)
+        engine._cloud._meter = meter
+        raced = [engine.infer("tiny", {"x": INPUT}, deadline_s=10) for _ in range(5)]
+        assert engine.hedging["hedges"] >= 1 and engine.breaker.state == "closed"
+    for answer in raced:
+        assert (answer.outputs["y"] == EXPECTED).all()
+        assert answer.report.row in ("local", "remote") and not answer.report.fallback and not answer.report.cause
 
 
 def test_a_capped_clock_counts_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,15 +49,16 @@ def test_an_uncertain_link_is_raced() -> None:
     meter = LinkMeter(0.05, 1 / 5e4, 1e-6, spread=1.0, fades=0.0, heard_at=0.0)
     choice = decide(PLAN, Situation(meter, 0.0))
     assert choice is not None and not choice.row.is_local
-    assert choice.early_s == 0.0 and choice.without_race is not None and choice.without_race.is_local
+    assert choice.early_s == 0.0 and choice.alone  # its own work is no extra cost: sending is
+    assert named(decide(PLAN, Situation(meter, 0.0, may_hedge=False))) == choice.row.name
     for stance, may in ((PERFORMANCE, False), (Stance("saver"), True), (Stance(watts=9.0), True)):
-        assert named(decide(PLAN, Situation(meter, 0.0, may_hedge=may), stance)) == "local"
+        assert named(decide(PLAN, Situation(meter, 0.0, may_race=may), stance)) == "local"
 
 
 def test_without_a_hedge_the_risk_counts() -> None:
     """A row that is a little faster but often comes to nothing is not taken by whoever cannot begin beside it."""
     meter = replace(SURE, fades=0.4)
-    assert named(decide(PLAN, Situation(meter, 0.0, may_hedge=False))) == "local"
+    assert named(decide(PLAN, Situation(meter, 0.0, may_hedge=False, may_race=False))) == "local"
     assert named(decide(PLAN, Situation(meter, 0.0))) == "remote"
 
 
@@ -77,13 +78,13 @@ def test_without_a_hedge_the_risk_counts() -> None:
 )
 def test_policies_weigh_seconds_and_joules(stance: Stance, rate: float, deadline_s: float, name: str) -> None:
     """Each row's seconds and joules by hand: performance, balanced and saver each take theirs."""
-    assert named(decide(PLAN, at(rate, may_hedge=False, deadline_s=deadline_s), stance)) == name
+    assert named(decide(PLAN, at(rate, may_hedge=False, may_race=False, deadline_s=deadline_s), stance)) == name
 
 
 def test_balanced_counts_a_tenth_of_the_joules_as_a_tenth_of_the_seconds() -> None:
     """The row with the least sum of its parts of all-local's seconds and joules."""
     for rate in (3e4, 1e5, 3e5, 1e6):
-        seen = at(rate, may_hedge=False)
+        seen = at(rate, may_hedge=False, may_race=False)
         now = seen.conditions()
 
         def parts(row: Row, now: object = now) -> float:
@@ -127,7 +128,7 @@ def test_a_plan_without_power_figures_is_answered_all_the_same() -> None:
     """Answering comes first: budget and policies do not count for it."""
     bare = msgspec.structs.replace(PLAN, power=None)
     for stance in (Stance(watts=0.1), Stance("saver"), Stance("balanced")):
-        assert named(decide(bare, at(may_hedge=False, per_s=5.0), stance)) == "remote"
+        assert named(decide(bare, at(may_hedge=False, may_race=False, per_s=5.0), stance)) == "remote"
 
 
 def test_a_cloud_that_is_out_leaves_the_device() -> None:
@@ -145,18 +146,23 @@ def test_a_forced_row_is_taken_whatever_the_stance() -> None:
 
 
 def test_after_a_change_the_device_stays_for_a_while() -> None:
-    """Back to the device at once, away from it only after a while: so a link that flaps turns little over."""
-    still, saver = Held("local", 10.0, "balanced"), Stance("balanced")
-    assert named(decide(PLAN, at(now=10.0 + DWELL_S / 2, may_hedge=False), saver, still)) == "local"
-    assert named(decide(PLAN, at(now=10.0 + DWELL_S, may_hedge=False), saver, still)) == "remote"
-    assert named(decide(PLAN, at(1e3, now=10.1, may_hedge=False), saver, replace(still, row="remote"))) == "local"
-    assert named(decide(PLAN, at(now=10.1, may_hedge=False), saver, Held("local", 10.0))) == "remote"  # another stance
+    """Back to the device at once, away from it only after a while: so a link that flaps turns little over. Another
+    stance holds to nothing."""
+    still = Held("local", 10.0, "balanced")
+
+    def taken(seen: Situation, held: Held) -> str:
+        return named(decide(PLAN, replace(seen, may_hedge=False, may_race=False), Stance("balanced"), held))
+
+    assert taken(at(now=10.0 + DWELL_S / 2), still) == "local"
+    assert taken(at(now=10.0 + DWELL_S), still) == "remote"
+    assert taken(at(1e3, now=10.1), replace(still, row="remote")) == "local"
+    assert taken(at(now=10.1), Held("local", 10.0, "saver")) == "remote"
 
 
 def test_a_capped_clock_moves_the_choice_with_the_first_request() -> None:
     """Foreseen, not learnt: the device is three times slower from one request to the next."""
-    assert named(decide(PLAN, at(1e5, may_hedge=False))) == "local"
-    assert named(decide(PLAN, at(1e5, may_hedge=False, slowdown=3.0))) in ("cut-1", "remote")
+    assert named(decide(PLAN, at(1e5, may_hedge=False, may_race=False))) == "local"
+    assert named(decide(PLAN, at(1e5, may_hedge=False, may_race=False, slowdown=3.0))) in ("cut-1", "remote")
 
 
 @settings(max_examples=60, deadline=None)
@@ -166,7 +172,7 @@ def test_changes_of_rows_are_bounded(decades: list[float], mode: str) -> None:
     chooser = Chooser(lambda: Stance(mode))  # type: ignore[arg-type]
     rows, ups = [], []
     for place, decade in enumerate(decades):
-        choice = chooser.choose("m", PLAN, at(10**decade, now=place * 0.2, may_hedge=False))
+        choice = chooser.choose("m", PLAN, at(10**decade, now=place * 0.2, may_hedge=False, may_race=False))
         assert choice is not None
         if rows and choice.row.name != rows[-1] and not choice.row.is_local:
             ups.append(place * 0.2)
@@ -209,6 +215,6 @@ def test_the_bank_is_bounded_and_follows_the_budget() -> None:
 def test_another_release_begins_anew() -> None:
     """Nothing is held of the one before."""
     chooser = Chooser(lambda: Stance("saver"))
-    assert named(chooser.choose("m", PLAN, at(may_hedge=False))) == chooser.row_of("m") == "remote"
+    assert named(chooser.choose("m", PLAN, at(may_hedge=False, may_race=False))) == chooser.row_of("m") == "remote"
     chooser.forget("m")
     assert chooser.row_of("m") == "" and chooser.why("m") == ""

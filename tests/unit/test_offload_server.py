@@ -368,6 +368,52 @@ def test_mutual_tls_lets_only_our_own_in(serving: Callable[..., OffloadServer], 
             assert outputs(reply)["out"] == [2, 4, 6, 8]
 
 
+def test_only_the_operator_may_change_something(serving: Callable[..., OffloadServer], authority: object) -> None:
+    """Over mutual TLS a device may look, and gets 403 for load, unload and settings; the operator's certificate may."""
+    ours = authority.issue_server("offload", ["127.0.0.1", "localhost"])  # type: ignore[attr-defined]
+    server = serving(tls=ours.server_context())
+    changes = [f"/v2/repository/models/{CUT}/load", f"/v2/repository/models/{CUT}/unload", "/v2/logging"]
+
+    def statuses(name: str, method: str, paths: list[str]) -> list[int]:
+        context = authority.issue_client(name).client_context()  # type: ignore[attr-defined]
+        with closing(Connection("127.0.0.1", server.port, context)) as connection:
+            return [connection.exchange(method, path, deadline=_soon()).status for path in paths]
+
+    assert statuses("camera-1", "POST", [*changes, "/v2/trace/setting"]) == [403] * 4
+    assert statuses("camera-1", "GET", [f"/v2/models/{CUT}/stats", "/v2/logging"]) == [200] * 2
+    assert statuses("operator", "POST", changes) == [200] * 3
+
+
+def test_a_client_that_crowds_others_out_hears_429(
+    serving: Callable[..., OffloadServer], gate: Gate, authority: object
+) -> None:
+    """By its certificate's name, while another waits; with Retry-After."""
+    ours = authority.issue_server("offload", ["127.0.0.1", "localhost"])  # type: ignore[attr-defined]
+    server = serving(tls=ours.server_context(), runtime=gate, at_once=1, waiting=3)
+    contexts = {name: authority.issue_client(name).client_context() for name in ("greedy", "modest")}  # type: ignore[attr-defined]
+    buffers, length = oip.encode_request(oip.InferRequest({"mid": MID}))
+
+    def asked(name: str) -> Reply:
+        with closing(Connection("127.0.0.1", server.port, contexts[name])) as connection:
+            headers = {oip.HEADER_LENGTH: str(length)}
+            return connection.exchange(
+                "POST", f"/v2/models/{CUT}/infer", deadline=_soon(), headers=headers, body=buffers
+            )
+
+    gate.leave.clear()
+    threads = []
+    for place, name in enumerate(("greedy", "greedy", "modest")):
+        threads.append(threading.Thread(target=asked, args=(name,)))
+        threads[-1].start()
+        while (server._turns.running, server._turns.waiting) != (1, place):
+            threading.Event().wait(0.002)
+    refused = asked("greedy")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    gate.leave.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+
 class Process:
     """`python -m edgesplit_offload.main` with these arguments."""
 

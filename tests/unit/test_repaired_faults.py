@@ -134,3 +134,10 @@ def test_ctrl_c_while_the_commands_were_loaded_printed_a_traceback() -> None:
     """In the first half second; now it ends as it does later."""
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED_WHILE_LOADING], timeout=60, capture_output=True)
     assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+def test_an_agent_starts_without_any_option() -> None:
+    """A check of `--gateway-metrics` was put to its default too, and no agent started any more."""
+    from edgesplit_agent.main import _parser
+
+    assert _parser().parse_args(["run", "--data", "somewhere"]).gateway_metrics == ""

@@ -19,6 +19,7 @@ from edgesplit.report import PHASES, Report, from_parameters, phases, to_paramet
 from edgesplit.seen.exposition import rendered
 from edgesplit_agent.endpoint import Endpoint
 from edgesplit_agent.engine import Answer
+from edgesplit_agent.main import _parser as parser
 from edgesplit_agent.metrics import RequestMetrics, outcome, readings
 from edgesplit_agent.telemetry import Windows, fitting, telemetry
 from edgesplit_offload.visits import outcome as server_outcome
@@ -48,12 +49,13 @@ def test_the_phases_of_a_report_are_its_latency() -> None:
 
 
 def test_an_older_client_reads_the_report_and_an_older_agents_is_read() -> None:
-    """Parameters that one does not know are passed over; those that the other did not send are nought."""
-    report = Report(release="r", row="local", queue_s=0.5, trace_id="a" * 32)
+    """Parameters that one does not know are passed over; those that the other did not send, for it knows them not or
+    they are nought, are nought."""
+    report = Report(release="r", row="local", queue_s=0.5, latency_s=0.7, trace_id="a" * 32)
     sent = to_parameters(report)
     assert from_parameters({**sent, "edgesplit_of_a_later_day": 1}) == report
     old = {name: sent[name] for name in ("edgesplit_release", "edgesplit_row", "edgesplit_latency_s")}
-    assert from_parameters(old) == Report(release="r", row="local")
+    assert from_parameters(old) == Report(release="r", row="local", latency_s=0.7)
 
 
 def test_device_and_server_count_what_was_asked_and_agree(tmp_path: Path) -> None:
@@ -232,3 +234,12 @@ def test_an_older_device_has_no_phases_and_a_hostile_one_not_too_many() -> None:
     ):
         with pytest.raises(EdgeError):
             read(phases=hostile)
+
+
+def test_an_agent_of_whose_metrics_nothing_is_said_starts_without_them() -> None:
+    """Defaults are no addresses; argparse holds a default that is text against the option's own grammar."""
+    options = parser().parse_args(["run", "--data", "folder"])
+    assert options.metrics is None and options.gateway_metrics is None
+    for option in ("--metrics", "--gateway-metrics"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["run", "--data", "folder", option, "9400"])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hostile_worker
 from agent_world import eventually, manifest
 from edgesplit.errors import Busy, InferenceFailed, MalformedMessage, ModelRefused
 from edgesplit.plan import Row
@@ -30,7 +31,8 @@ from edgesplit_agent.worker.judging import (
     verdict,
 )
 from edgesplit_agent.worker.placing import get, packed, put, room_for
-from edgesplit_agent.worker.talk import Placed, Room
+from edgesplit_agent.worker.process import outputs_of, take_times
+from edgesplit_agent.worker.talk import Placed, Ran, Room
 from edgesplit_agent.worker.tensor_room import SMALLEST_SEGMENT, TensorRoom
 from edgesplit_agent.worker.vitals import default_memory, machine_memory, vitals
 from worker_world import SMALL, double, hosted, is_there, run
@@ -147,6 +149,27 @@ def test_whatever_a_description_says_nothing_is_read_beyond_its_memory(
     except MalformedMessage:
         return
     assert found.nbytes <= 256 or datatype == "BYTES"
+
+
+@pytest.mark.parametrize("mood", hostile_worker.OUTPUTS)
+def test_outputs_are_where_they_were_asked_for_or_nowhere(mood: str) -> None:
+    """A hostile worker's descriptions: of other tensors, of other places, larger than they are, of no type."""
+    good = Placed("y", 1, 64, 16, "FP32", (1, 4))
+    memory = np.zeros(128, np.uint8)
+    assert set(outputs_of((good,), ("y",), Room(1, 64, 128), memory)) == {"y"}
+    changed = hostile_worker.OUTPUTS[mood]
+    spoilt = () if changed is None else (msgspec.structs.replace(good, **changed),)
+    for placed in (spoilt, (good, *spoilt), (good, good)):
+        if placed != (good,):
+            with pytest.raises(MalformedMessage):
+                outputs_of(placed, ("y",), Room(1, 64, 128), memory)
+
+
+@pytest.mark.parametrize("mood", hostile_worker.SECONDS)
+def test_times_are_times_of_what_ran(mood: str) -> None:
+    """Neither less than none, nor no number, nor of slices that nobody asked for."""
+    with pytest.raises(MalformedMessage):
+        take_times(Ran(1, (), hostile_worker.SECONDS[mood]), Job(["s"], {}), Timing())
 
 
 def test_room_comes_back_when_the_last_view_is_gone() -> None:

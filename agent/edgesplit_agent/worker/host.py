@@ -30,6 +30,8 @@ class Job:
     """Of perf_counter: who asks waits no longer."""
     expected_s: float | None = None
     """What it took before, or None where it never ran."""
+    predicted_s: float = 0.0
+    """What the plan says it takes; 0: nothing."""
 
 
 class Host(Protocol):

@@ -119,6 +119,7 @@ class _Keeper:
             elif self._tries_accelerators_again(worker):
                 worker.kill(AGAIN)
         self._say(worker=None)
+        worker.dispose()
         if worker.why.startswith(AGAIN):
             self.now.in_a_row = 0
         elif not self.closed.is_set():
@@ -167,6 +168,7 @@ class _Keeper:
                 worker.kill("could not begin")
                 while worker.look():
                     pass
+                worker.dispose()
             raise
         finally:
             for _, source in slices.values():

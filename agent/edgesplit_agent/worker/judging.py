@@ -53,11 +53,11 @@ def load_limit_s(bounds: Bounds, file_bytes: int) -> float:
     return bounds.start_s + file_bytes / BYTES_PER_S
 
 
-def run_limit_s(bounds: Bounds, expected_s: float | None, left_s: float) -> float:
+def run_limit_s(bounds: Bounds, expected_s: float | None, left_s: float, predicted_s: float = 0.0) -> float:
     """How long a run may take before it is looked at more closely; half of what is left, where that is less, so that
-    there is time for another answer."""
+    there is time for another answer. What never ran here has caches to fill, and only a prediction to go by."""
     if expected_s is None:
-        return bounds.first_run_s
+        return max(bounds.first_run_s / 6, 2 * PATIENCE * predicted_s) if predicted_s else bounds.first_run_s
     return max(PATIENCE * expected_s, min(bounds.run_s, left_s / 2))
 
 

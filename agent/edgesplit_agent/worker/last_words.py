@@ -44,6 +44,10 @@ class LastWords:
             if not self.read():
                 break
 
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._stream.close()
+
     def _take(self, line: str) -> None:
         if not line:
             return

@@ -211,6 +211,13 @@ class Worker:
             self._why += f" ({self.words.last})"
         self._over.set()
 
+    def dispose(self) -> None:
+        """Close what is left of one that has ended, once nobody is in the middle of asking it."""
+        with self._turn:
+            self._channel.close()
+            self.words.close()
+            self._asked = None
+
     def kill(self, why: str) -> None:
         """End it, from any thread; the one that watches it sees that, and says why."""
         self._why = self._why or why
@@ -270,7 +277,7 @@ class Worker:
         room = Room(self._shared.number(piece.segment), piece.offset, len(piece.memory))
         ask = Run(self._number, tuple(job.order), inputs, flow.wants, room)
         self._asked = _Asked(ask.number, [kept, piece])
-        self._begin("computed", run_limit_s(self._bounds, job.expected_s, _left_s(job.until)))
+        self._begin("computed", run_limit_s(self._bounds, job.expected_s, _left_s(job.until), job.predicted_s))
         self._tell(ask, until=job.until)
         answer = self._channel.receive(_left_s(job.until))
         if isinstance(answer, TooSmall) and answer.number == ask.number:
@@ -284,9 +291,9 @@ class Worker:
         if isinstance(answer, Failed):
             # Only what decodes frames can tell that the application gave a bad one.
             raise UsageError(answer.text) if answer.kind == "usage" and flow.decodes else InferenceFailed(answer.text)
-        _take_times(answer, job, timing)
+        take_times(answer, job, timing)
         self.notes = answer.notes
-        return {**job.tensors, **_outputs(answer.outputs, flow.wants, room, piece.memory)}
+        return {**job.tensors, **outputs_of(answer.outputs, flow.wants, room, piece.memory)}
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[Placed, ...], list[object]]:
         """The inputs where the worker sees them, and what keeps them there: written now, unless they lie in shared
@@ -344,7 +351,8 @@ def _left_s(until: float) -> float:
     return min(FOREVER_S, max(0.001, until - perf_counter()))
 
 
-def _take_times(answer: Ran, job: Job, timing: Timing) -> None:
+def take_times(answer: Ran, job: Job, timing: Timing) -> None:
+    """Take in what it says that its slices took; MalformedMessage where that cannot be."""
     known = {name: seconds for name, seconds in answer.seconds.items() if name in job.order}
     if len(known) != len(answer.seconds) or not all(0 <= one < FOREVER_S for one in known.values()):
         raise MalformedMessage("it says it took times that cannot be")
@@ -352,8 +360,8 @@ def _take_times(answer: Ran, job: Job, timing: Timing) -> None:
     timing.late += min(answer.late, len(job.order))
 
 
-def _outputs(placed: tuple[Placed, ...], wants: tuple[str, ...], room: Room, memory: Memory) -> dict[str, Tensor]:
-    """What it gave, where it was told to put it, and nothing else."""
+def outputs_of(placed: tuple[Placed, ...], wants: tuple[str, ...], room: Room, memory: Memory) -> dict[str, Tensor]:
+    """What it gave, where it was told to put it, and nothing else; MalformedMessage where it says otherwise."""
     found: dict[str, Tensor] = {}
     for one in placed:
         if one.segment != room.segment:

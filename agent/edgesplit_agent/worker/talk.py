@@ -200,6 +200,10 @@ class Channel(Generic[T]):
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def close(self) -> None:
+        """Give the descriptor back. Nobody may be sending or receiving."""
+        self._socket.close()
+
     def _decoded(self, raw: bytes) -> T:
         if not raw:
             raise EOFError

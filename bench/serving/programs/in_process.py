@@ -16,6 +16,8 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    if job["exact"]:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(job["model"], options, providers=["CPUExecutionProvider"])
     sample = np.load(job["sample"])
     batch = job["batch"]

@@ -1,0 +1,60 @@
+"""The offload server's command line: sizes, how many processes and runs by the cores, and what makes no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit_offload import options as given
+
+ALWAYS = ["--releases", "r", "--root", "root.json"]
+
+
+def parsed(*words: str) -> object:
+    return given.checked(given.parser().parse_args([*ALWAYS, *words]))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("800MB", 800_000_000),
+        ("2GB", 2 * 10**9),
+        ("1GiB", 2**30),
+        ("1.5g", 1_500_000_000),
+        ("64 kib", 65_536),
+        ("7", 7),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
+    """Decimal and binary units, in any case."""
+    assert parsed("--memory", text).memory == count  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ["", "much", "0", "-1GB", "1XB", "nan", "1e9", "9" * 40])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """With an example of one."""
+    with pytest.raises(UsageError, match="as in 800MB"):
+        parsed(f"--memory={text}")
+
+
+@pytest.mark.parametrize(("cores", "wanted", "count"), [(1, 0, 1), (2, 0, 1), (4, 0, 3), (64, 0, 16), (4, 8, 8)])
+def test_processes_follow_the_cores_unless_told(cores: int, wanted: int, count: int) -> None:
+    """A core is left to those that ask; many cores have one for four."""
+    assert given.process_count(wanted, cores) == count
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "threads", "runs"), [(4, 3, 1, 2), (4, 1, 1, 4), (4, 1, 4, 1), (2, 3, 1, 1), (64, 3, 2, 11)]
+)
+def test_all_runs_together_have_the_cores(cores: int, processes: int, threads: int, runs: int) -> None:
+    """Rounded up, one at least."""
+    assert given.runs_at_once(processes, threads, cores) == runs
+
+
+@pytest.mark.parametrize(
+    "words", [("--processes", "-1"), ("--threads", "0"), ("--drain", "-1"), ("--stuck-after", "nan"), ("--runs", "-2")]
+)
+def test_numbers_that_make_no_sense_are_refused(words: tuple[str, str]) -> None:
+    """By the option's name."""
+    with pytest.raises(UsageError, match=words[0]):
+        parsed(*words)
