@@ -17,7 +17,7 @@ from edgesplit.client import Connection
 from edgesplit.http1 import error_response
 from edgesplit.release import TensorSpec
 from edgesplit.remote import HOP_CAUSE_HEADER, HOP_HEADER, HOP_SERVER_HEADER
-from edgesplit_offload.onward import ALONE_FACTOR, MARGIN_S, patience_s
+from edgesplit_offload.onward import ALONE_FACTOR, LEAST_S, MARGIN_S, SMOOTHING, USUAL_FACTOR, Known, patience_s
 from gateway_world import (
     HEAD,
     OUT,
@@ -156,12 +156,23 @@ def test_with_neither_the_cloud_nor_the_slices_the_error_says_both(world: World)
 
 
 @pytest.mark.parametrize(
-    ("left_s", "alone_s", "expected"),
-    [(2.0, None, 1.0), (2.0, 0.5, 2.0 - 0.5 * ALONE_FACTOR - MARGIN_S), (0.1, 0.5, 0.0), (-1.0, 0.1, 0.0)],
+    ("left_s", "known", "expected"),
+    [
+        (2.0, Known(), 1.0),
+        (2.0, Known(alone_s=0.5), 2.0 - 0.5 * ALONE_FACTOR - MARGIN_S),
+        (0.1, Known(alone_s=0.5), 0.0),
+        (-1.0, Known(alone_s=0.1), 0.0),
+        (20.0, Known(there_s=0.01), LEAST_S),
+        (20.0, Known(there_s=1.0), USUAL_FACTOR),
+        (2.0, Known(alone_s=0.5, there_s=1.0), 2.0 - 0.5 * ALONE_FACTOR - MARGIN_S),
+        (20.0, Known().after(there_s=1.0).after(there_s=2.0), USUAL_FACTOR * (1.0 + SMOOTHING)),
+        (20.0, Known().after(there_s=1.0).after(alone_s=9.0), USUAL_FACTOR),
+    ],
 )
-def test_the_cloud_gets_what_finishing_here_leaves(left_s: float, alone_s: float | None, expected: float) -> None:
-    """By what the far half took here lately; half of it while that is not known."""
-    assert patience_s(left_s, alone_s) == pytest.approx(expected)
+def test_the_cloud_gets_what_finishing_here_leaves(left_s: float, known: Known, expected: float) -> None:
+    """By what the far half took here lately, half of it while that is not known; and no more than some times what the
+    cloud usually takes."""
+    assert patience_s(left_s, known) == pytest.approx(expected)
 
 
 def test_specs_of_halves_are_the_manifests(world: World) -> None:
