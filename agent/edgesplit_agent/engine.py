@@ -182,7 +182,14 @@ class Engine:
     @property
     def conditions(self) -> Conditions:
         """What is known of the device, its own offload server and the link to it now."""
-        seen = self._cloud.conditions
+        return self._slowed(self._cloud.conditions)
+
+    def beyond(self, model: str) -> tuple[Conditions, Breaker]:
+        """The same of the server that finishes this model, which may be one that is not ours."""
+        cloud = self._cloud_of.get(self._serving[model], self._cloud)
+        return self._slowed(cloud.conditions), cloud.breaker
+
+    def _slowed(self, seen: Conditions) -> Conditions:
         return msgspec.structs.replace(seen, device_slowdown=seen.device_slowdown * self._power.slowdown)
 
     @property
@@ -306,7 +313,7 @@ class Engine:
         choice = cloud.decide(choose)
         if choice is None:
             raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
-        now = self.conditions if cloud is self._cloud else cloud.conditions
+        now = self._slowed(cloud.conditions)
         expected = _expected(choice, request.release.plan, now, cause)
         if choice.row.is_local:
             return self._weighed(request, choice, finished(request, expected, self._own_part(request, choice.row)))
