@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 60.0
 """A foreign server has no place for probes: what it is sent instead is refused, and may be written to its log."""
-NOT_UNDERSTOOD = (400, 415, 422, 500)
+NOT_UNDERSTOOD = (400, 415, 422)
 """What servers say that cannot read binary tensors."""
 PROBED_MODEL = "edgesplit-link-probe"
 
