@@ -20,7 +20,8 @@ from edgesplit.seen.exposition import rendered
 from edgesplit_agent.endpoint import Endpoint
 from edgesplit_agent.engine import Answer
 from edgesplit_agent.main import _parser as parser
-from edgesplit_agent.metrics import RequestMetrics, outcome, readings
+from edgesplit_agent.metrics import RequestMetrics, outcome, power, readings
+from edgesplit_agent.sensors import Readings
 from edgesplit_agent.telemetry import Windows, fitting, telemetry
 from edgesplit_offload.visits import outcome as server_outcome
 from handmade_release import CUT as HANDMADE_CUT
@@ -153,6 +154,17 @@ def test_hostile_names_make_no_series(tmp_path: Path) -> None:
         series = [one for one in offload.series() if one.family == "edgesplit_offload_requests_total"]
     assert {one.labels for one in series} == {("", "", "rejected"), ("handmade@1", "cut-1", "rejected")}
     assert sum(one.value for one in series) == 301 and body and length and DIGEST
+
+
+def test_sensors_that_are_there_are_shown_and_others_are_not() -> None:
+    """No battery is no sample: a nought would be an empty one."""
+    read = Readings(battery_percent=40.0, celsius=61.5, under_voltage=False)
+    found = samples(rendered([*power("balanced", read)]))
+    ours = {name: number for (name, _), number in found.items() if name.startswith("edgesplit_")}
+    assert ours == {
+        "edgesplit_agent_power_mode": 1.0, "edgesplit_agent_battery_ratio": 0.4,
+        "edgesplit_agent_temperature_celsius": 61.5, "edgesplit_agent_under_voltage": 0.0,
+    }  # fmt: skip
 
 
 def test_devices_cannot_read_the_servers_metrics(tmp_path: Path) -> None:

@@ -130,6 +130,21 @@ AGENT_SERVER_LOAD = Family(
 AGENT_SLOWDOWN = Family(
     "edgesplit_agent_slowdown_factor", "gauge", "This device's seconds beside those that the plan was made with."
 )
+AGENT_POWER_MODE = Family(
+    "edgesplit_agent_power_mode",
+    "gauge",
+    "1 for the mode in use: performance, balanced, saver.",
+    ("mode",),
+)
+AGENT_BATTERY = Family("edgesplit_agent_battery_ratio", "gauge", "Charge of the batteries, where there are any.")
+AGENT_WATTS = Family("edgesplit_agent_power_watts", "gauge", "What the whole device draws, where a sensor tells.")
+AGENT_CELSIUS = Family("edgesplit_agent_temperature_celsius", "gauge", "Of the hottest zone, where a sensor tells.")
+AGENT_CLOCK = Family(
+    "edgesplit_agent_clock_ratio", "gauge", "What the processor's clock may reach now, as a part of what it could."
+)
+AGENT_UNDER_VOLTAGE = Family(
+    "edgesplit_agent_under_voltage", "gauge", "1 while the supply is too weak, where the firmware tells."
+)
 AGENT_CONNECTED = Family("edgesplit_agent_broker_connected", "gauge", "1 while the agent has its broker session.")
 
 # The offload server
