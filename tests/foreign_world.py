@@ -1,7 +1,7 @@
 """Inference servers that are not ours, as they really behave: on http.server and onnxruntime, with none of our code.
 
 Each has the manners of a kind: Triton (binary tensors, gzip, echoes ids, 400 for a model that it has not), KServe
-(binary tensors, answers in chunks), MLServer (JSON alone, makes up an id where none was given).
+(binary tensors, answers in chunks, null for what it does not say), MLServer (JSON alone; here it leaves ids out too).
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class Manners:
     gzip: bool = False
     echoes_id: bool = True
     chunked: bool = False
+    says_null: bool = False
+    """Of what it has nothing to say about."""
     unknown_model: int = 404
     prefix: str = ""
 
 
 TRITON = Manners(gzip=True, unknown_model=400)
-KSERVE = Manners(chunked=True, prefix="/serving")
+KSERVE = Manners(chunked=True, says_null=True, prefix="/serving")
 MLSERVER = Manners(binary=False, echoes_id=False)
 
 
@@ -124,6 +126,8 @@ class ForeignServerHere:
         said = {"model_name": name, "model_version": "1", "outputs": []}
         if self.manners.echoes_id:
             said["id"] = asked.get("id", "")
+        if self.manners.says_null:
+            said |= {"model_version": None, "parameters": None}
         raw = b""
         for output, tensor in zip(names, values, strict=True):
             entry = {"name": output, "datatype": NAMES[tensor.dtype], "shape": list(tensor.shape)}

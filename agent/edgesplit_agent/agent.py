@@ -321,13 +321,16 @@ class Agent:
 
     def _model_status(self, model: str) -> dict[str, Any]:
         release = self._engine.serving[model]
+        conditions, breaker = self._engine.beyond(model)
+        foreign = {"offload": release.plan.offload, "breaker": breaker.state} if release.plan.offload else {}
         return {
             "model": model,
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
             "why": self._engine.why(model) or self._unpowered(release.plan),
-            "rows": predictions(release.plan, self._engine.conditions),
+            "rows": predictions(release.plan, conditions),
+            **foreign,
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
             "trouble": release.trouble,

@@ -252,7 +252,7 @@ class Finishing:
         return finished(race.request, race.expected, arrival.live, race)
 
     def _give_up(self, race: Race, cloud: Cloud) -> None:
-        """Nobody waits for the cloud's answer any more: close its connection, and remember that it was slow."""
+        """Nobody waits for the cloud's answer any more: close its connection, and remember it if it was slow."""
         race.call.drop()
         late = race.doubt_at == inf  # that moment has passed
         (cloud.gave_up if late else cloud.outrun)(race.encoded.asked.up_bytes, race.waited_s)

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 60.0
 """A foreign server has no place for probes: what it is sent instead is refused, and may be written to its log."""
+NOT_UNDERSTOOD = (400, 415, 422, 500)
+"""What servers say that cannot read binary tensors."""
 PROBED_MODEL = "edgesplit-link-probe"
 
 
@@ -94,7 +96,7 @@ class ForeignRemote(Remote):
         start = perf_counter()
         if not self._json:
             outcome = super().infer(asked, call, timeout_s)
-            refused = isinstance(outcome, RemoteFailure) and 400 <= outcome.status < 500
+            refused = isinstance(outcome, RemoteFailure) and outcome.status in NOT_UNDERSTOOD
             if isinstance(outcome, RemoteAnswer):
                 self._json = False
             if self._json is not None or not refused:

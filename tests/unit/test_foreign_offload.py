@@ -96,6 +96,8 @@ def test_the_server_that_the_release_names_finishes(clouds: Start, manners: Mann
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
         assert np.array_equal(answer.outputs["y"], EXPECTED)
         assert answer.report.row == "cut-1" and not answer.report.fallback and answer.report.up_bytes > 0
+    conditions, breaker = engine.beyond("tiny")
+    assert conditions.remote_ok and breaker.state == "closed" and conditions != engine.conditions
     assert set(server.seen.models) == {NAME}
     assert set(server.seen.codings) == {""}
     assert not [name for seen in server.seen.headers for name in seen if name.startswith("edgesplit")]
@@ -150,6 +152,7 @@ def test_a_model_that_was_not_exported_there_is_the_servers_failure(manners: Man
         server.stop()
     assert isinstance(outcome, RemoteFailure) and outcome.cause == "server"
     assert outcome.status == manners.unknown_model and "unknown model" in outcome.text
+    assert server.seen.refused == (1 if manners.unknown_model == 404 else 2)  # 400 may be said of binary tensors too
 
 
 def asked(remote: Remote, planned_s: float = 0.0) -> RemoteAnswer | RemoteFailure:
