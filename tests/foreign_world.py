@@ -34,10 +34,13 @@ class Manners:
     says_null: bool = False
     """Of what it has nothing to say about."""
     unknown_model: int = 404
+    not_json: int = 500
+    """Said of a body that begins as JSON and goes on otherwise."""
+    extensions: tuple[str, ...] = ()
     prefix: str = ""
 
 
-TRITON = Manners(gzip=True, unknown_model=400)
+TRITON = Manners(gzip=True, unknown_model=400, extensions=("classification", "binary_tensor_data"))
 KSERVE = Manners(chunked=True, says_null=True, prefix="/serving")
 MLSERVER = Manners(binary=False, echoes_id=False)
 
@@ -88,6 +91,8 @@ class ForeignServerHere:
     def answer(self, path: str, headers: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
         """One exchange."""
         found = _INFER.fullmatch(path.removeprefix(self.manners.prefix))
+        if path.removesuffix("/") == f"{self.manners.prefix}/v2":
+            return 200, {}, json.dumps({"name": "x", "extensions": list(self.manners.extensions)}).encode()
         if found is None:
             return (200 if path.endswith("/v2/health/live") else 404), {}, b""
         if found[1] not in self.sessions:
@@ -102,7 +107,7 @@ class ForeignServerHere:
         if coding and not (coding == "gzip" and self.manners.gzip):
             return 400, {}, b'{"error": "cannot read the body"}'
         if length is not None and not self.manners.binary:
-            return 422, {}, b'{"detail": "the body is not JSON"}'
+            return self.manners.not_json, {}, b"Internal Server Error"
         return self._infer(found[1], gzip.decompress(body) if coding else body, length)
 
     def _infer(self, name: str, body: bytes, length: str | None) -> tuple[int, dict[str, str], bytes]:

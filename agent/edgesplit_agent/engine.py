@@ -246,9 +246,9 @@ class Engine:
     def _leased(self, model: str) -> Iterator[tuple[ActiveRelease, Cloud]]:
         """The release that answers now, held on to before another can take its place, and its server. NotFound."""
         with self._lock:
-            release = self._serving.get(model)
+            release, cloud = self._serving.get(model), self._cloud
             if release is not None:
-                cloud = self._cloud_of.get(release, self._cloud)
+                cloud = self._cloud_of.get(release, cloud)
                 release.lease()
         if release is None:
             raise NotFound(f"no model {model[:80]!r} runs here; {known(model, self._serving)}")

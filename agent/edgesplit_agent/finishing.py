@@ -320,6 +320,7 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         remote_s=cloud.server_s if cloud else 0.0,
         remote_queue_s=remote.get(timeline.QUEUE, 0.0),
         remote_decode_s=remote.get(timeline.DECODE, 0.0),
+        remote_load_s=remote.get(timeline.LOAD, 0.0),
         remote_encode_s=remote.get(timeline.ENCODE, 0.0),
         answer_decode_s=cloud.decode_s if cloud else 0.0,
         trace_id=request.course.trace_id,

@@ -33,7 +33,7 @@ from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.seen import families
 from edgesplit.seen.ledger import Series, gauge
 from edgesplit.seen.spans import OFF, Tracer
-from edgesplit.seen.timeline import DECODE, ENCODE, HOP, QUEUE, RUN
+from edgesplit.seen.timeline import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN
 from edgesplit_offload.counts import Counts
 from edgesplit_offload.gain import CLOCKS, Background
 from edgesplit_offload.half import OpenRelease
@@ -265,7 +265,8 @@ class OffloadServer:
             half = part.half
             job = Job(inputs, half.run, half.pace, client, asked.deadline, asked.is_gone)
             if not half.is_loaded:
-                half.load()
+                with asked.timeline.phase(LOAD):
+                    half.load()
             try:
                 return self._taken(job)
             finally:

@@ -43,7 +43,7 @@ def check_servable(model: str, kind: SliceFormat) -> None:
     """ModelRefused for a model that no foreign server runs."""
     if kind != "onnx":
         raise ModelRefused(
-            f"{model} is {kind.upper()}, and servers that are not ours run ONNX: leave --offload out, or push it as ONNX"
+            f"{model} is {kind.upper()}, and servers that are not ours run ONNX: push it so, or leave --offload out"
         )
 
 

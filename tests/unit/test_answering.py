@@ -472,7 +472,7 @@ def test_each_offload_server_has_its_own_breaker() -> None:
 
 
 def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
-    """Its model is served by a release without a server of its own while it runs: it goes where its own release says."""
+    """Its model is served by a release without a server of its own meanwhile: it goes where its own release says."""
     own, steps = ScriptedCloud(), programs()
     own.start()
     elsewhere, theirs = Remote(own.server.url), active(CUT, steps=steps)

@@ -204,7 +204,7 @@ def test_for_a_foreign_server_pictures_are_decoded_on_the_device_and_nothing_is_
 def test_a_model_that_foreign_servers_do_not_run_is_refused_before_it_is_released() -> None:
     """And the refusal says what would do."""
     check_servable("digits@1", "onnx")
-    with pytest.raises(ModelRefused, match="digits@1 is TFLITE.*push it as ONNX"):
+    with pytest.raises(ModelRefused, match=r"digits@1 is TFLITE.*push it so"):
         check_servable("digits@1", "tflite")
 
 

@@ -26,7 +26,7 @@ from edgesplit_agent.telemetry import Windows, fitting, telemetry
 from edgesplit_offload.visits import outcome as server_outcome
 from handmade_release import CUT as HANDMADE_CUT
 from handmade_release import DIGEST, MID
-from seen_world import INPUTS, MODEL, asked, both_sides, samples, value
+from seen_world import INPUTS, MODEL, NO_HEDGE, asked, both_sides, samples, value
 
 NOW = Conditions(link=LINK)
 SPLIT = msgspec.structs.replace(CUT, device_s=0.0)
@@ -99,7 +99,7 @@ def test_a_fallback_says_what_it_waited_for_and_what_the_tail_took() -> None:
     """And no second of the cloud's is counted."""
     with world(LOCAL, SPLIT) as (engine, cloud, _):
         cloud.script = unavailable
-        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20).report
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE).report
     assert report.fallback and report.cause == "server"
     assert report.waited_s > 0 and report.tail_s > 0 and report.device_s > report.tail_s
     found = phases(report)
@@ -118,7 +118,7 @@ def test_a_server_that_claims_more_seconds_than_it_had_is_not_believed(claim: st
 
     with world(LOCAL, SPLIT) as (engine, cloud, _):
         cloud.script = boasting
-        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20).report
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE).report
     assert not report.fallback
     assert (report.remote_queue_s, report.remote_decode_s, report.remote_encode_s) == (0.0, 0.0, 0.0)
 

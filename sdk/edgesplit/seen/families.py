@@ -52,9 +52,9 @@ AGENT_PHASE_S = Family(
     "histogram",
     "Where that time went, for each phase that an answered request had. phase: queue (waiting for the device's "
     "processor), decode (the input), device (its slices), encode (the boundary), link (both ways, not separable), "
-    "remote_queue, remote_decode, remote (its slices), hop_link and hop (link to and seconds in the tier beyond a "
-    "gateway), remote_encode, answer_decode, waited (for a cloud that did not help), tail (finishing alone), other "
-    "(what no phase explains).",
+    "remote_queue, remote_decode, remote_load, remote (its slices), hop_link and hop (link to and seconds in the tier "
+    "beyond a gateway), remote_encode, answer_decode, waited (for a cloud that did not help), tail (finishing alone), "
+    "other (what no phase explains).",
     ("model", "phase"),
 )
 AGENT_FALLBACKS = Family(
@@ -169,8 +169,8 @@ OFFLOAD_REQUEST_S = Family(
 OFFLOAD_PHASE_S = Family(
     "edgesplit_offload_phase_seconds",
     "histogram",
-    "Where that time went. phase: decode (body and boundary codecs), queue, run, hop (a gateway's wait for "
-    "the next tier), encode.",
+    "Where that time went. phase: decode (body and boundary codecs), load (a model that was not), queue, run, hop (a "
+    "gateway's wait for the next tier), encode.",
     ("model", "phase"),
 )
 OFFLOAD_BATCH = Family(
