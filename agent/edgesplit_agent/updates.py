@@ -231,7 +231,7 @@ def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | N
         if step is not None:
             return step
     for kept in want.keeps:
-        step = _fetch(kept.release, have, now)
+        step = _keep(kept.release, have, now)
         if step is not None:
             return step
     return _tidy(want, have, now)
@@ -263,18 +263,22 @@ def _towards(model: str, release: str, have: DeviceState, now: float) -> Step | 
     if have.running.get(model) == release or release in have.held:
         return None
     state = have.releases.get(release, ReleaseState())
-    if not state.staged:
-        return _fetch(release, have, now)
     if state.refused or now < state.retry_at:
         return None
-    return Activate(model, release) if state.verified else Verify(release)
+    if state.whole and state.staged:
+        return Activate(model, release) if state.verified else Verify(release)
+    return _fetch(release, have)
 
 
-def _fetch(release: str, have: DeviceState, now: float) -> Step | None:
-    """The next step until a release lies here whole and verified; None where it does, or cannot go on just now."""
+def _keep(release: str, have: DeviceState, now: float) -> Step | None:
+    """The next step until a release lies here for others, and no further: it runs in another process."""
     state = have.releases.get(release, ReleaseState())
-    if state.staged or state.refused or now < state.retry_at:
-        return None
+    return None if state.staged or state.refused or now < state.retry_at else _fetch(release, have)
+
+
+def _fetch(release: str, have: DeviceState) -> Step | None:
+    """The next step until a release lies here whole and verified; None where there is no network for it."""
+    state = have.releases.get(release, ReleaseState())
     if not state.manifest:
         return FetchManifest(release) if have.online else None
     if not state.whole:
