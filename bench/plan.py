@@ -2,7 +2,8 @@
 
 Chains, chains with skips, and graphs with several inputs, shared tensors and branches, several seeds of each, on three
 links; every tensor measured compressed too, so that each plan weighs both ways of sending. Each plan and table is made
-anew `REPEATS` times and the least counts, since others use the machine too. `choose` is timed over the tables found.
+anew `REPEATS` times and the least counts, since others use the machine too. `choose`, and what the agent decides by it
+(races, budgets, stance), are timed over the tables found.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 from record import Target, arguments, finish, percentile
 
 from edgesplit.links import LINKS
-from edgesplit.plan import Conditions, Link, choose
+from edgesplit.plan import Conditions, Link, Power, choose
+from edgesplit_agent.choosing import Held, Situation, decide
+from edgesplit_agent.link_meter import LinkMeter
+from edgesplit_agent.stance import Stance
 from edgesplit_partitioner import Costs, Plan, load_costs, plan
 
 SHAPES = ("chain", "skips", "branches")
@@ -129,6 +134,10 @@ def measure() -> tuple[dict[str, Any], list[Target]]:
     choose_us = [_choose_us(made) for made in tables]
     results["choose_us"] = _summary(choose_us)
     targets.append(Target("choose p95 us", percentile(choose_us, 0.95), CHOOSE_US))
+    for name, stance in (("racing", Stance()), ("saver", Stance("saver")), ("budget", Stance(watts=5.0))):
+        decide_us = [_decide_us(made, stance) for made in tables]
+        results[f"decide_{name}_us"] = _summary(decide_us)
+        targets.append(Target(f"one decision, {name}: median us", percentile(decide_us, 0.5), CHOOSE_US))
     return results, targets
 
 
@@ -142,6 +151,20 @@ def _choose_us(made: Plan) -> float:
     for one in now:
         choose(table, one, table.rows[0].name)
     return (time.perf_counter() - start) / len(now) * 1e6
+
+
+def _decide_us(made: Plan, stance: Stance) -> float:
+    """Microseconds of one of the agent's decisions by the same table, at changing bandwidths."""
+    table = msgspec.structs.replace(made.table, power=Power(idle_watts=2.0, busy_watts=5.0, radio_watts=0.1))
+    seen = [
+        Situation(LinkMeter(0.02, 1 / 10 ** (3 + i / 25), 1e-6, spread=0.5, fades=0.05), 0.0, per_s=1.0)
+        for i in range(100)
+    ]
+    held = Held(table.rows[0].name, 0.0, stance.mode)
+    start = time.perf_counter()
+    for one in seen:
+        decide(table, one, stance, held)
+    return (time.perf_counter() - start) / len(seen) * 1e6
 
 
 def _summary(values: list[float]) -> dict[str, float]:

@@ -1,0 +1,81 @@
+"""What people read of a device's power: `edgectl device show`, and the agent's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgesplit import messages
+from edgesplit.errors import MalformedMessage
+from edgesplit.messages import PowerSeen, Telemetry, Window
+from edgesplit_agent.main import main
+from edgesplit_agent.power_watch import PowerWatch
+from edgesplit_agent.sensors import Readings
+from edgesplit_agent.stance import Wishes
+from edgesplit_cli.commands.devices import joules, power_line
+
+
+def test_a_battery_and_a_budget_on_one_line() -> None:
+    """What is known, and nothing else."""
+    watch = PowerWatch(Wishes("auto", 4.0))
+    told = msgspec.to_builtins(watch.seen())
+    assert power_line(told) == "power: performance, budget 4 W, by the plan's figures"
+    seen = PowerSeen(
+        mode="saver", why="battery at 10 %", budget_watts=4.0, updates_wait="the battery is at 10 %", watts=3.217,
+        watts_from="battery", battery_percent=10.0, discharging=True, celsius=71.2, speed=0.6, under_voltage=True,
+    )  # fmt: skip
+    assert power_line(msgspec.to_builtins(seen)) == (
+        "power: saver (battery at 10 %), battery 10 % and falling, 3.22 W by its battery of 4 W, 71 °C, "
+        "clock capped at 60%, UNDER-VOLTAGE: check its supply and cable, updates wait: the battery is at 10 %"
+    )
+
+
+def test_joules_that_no_rail_measured_say_so() -> None:
+    """Predicted is not measured, and unknown is neither."""
+    assert joules({"joules": 0.7123, "joules_basis": "predicted"}) == "0.712 (predicted)"
+    assert joules({"joules": 0.7123, "joules_basis": "measured"}) == "0.712"
+    assert joules({}) == joules({"joules": 0.0, "joules_basis": ""}) == "-"
+
+
+def telemetry(power: PowerSeen | None) -> Telemetry:
+    window = Window(model="m", release="r", row="local")
+    return Telemetry(
+        session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(window,),
+        power=power,
+    )  # fmt: skip
+
+
+def test_what_the_sensors_may_read_is_a_message_that_the_controller_takes() -> None:
+    """At their extremes; a device without power in its telemetry (an older agent) too."""
+    watch = PowerWatch(Wishes("auto", 0.001))
+    watch.saw(Readings(under_voltage=True, battery_percent=0.0, discharging=True, celsius=-200.0, speed=1e-9), 1.0)
+    for power in (None, watch.seen()):
+        message = telemetry(power)
+        assert messages.decode(messages.encode(message), Telemetry) == message
+
+
+@pytest.mark.parametrize("change", [{"speed": 2.0}, {"battery_percent": 101.0}, {"watts": -1.0}, {"why": "x" * 200}])
+def test_a_device_cannot_tell_what_cannot_be(change: dict[str, object]) -> None:
+    """Bounds are the decoder's."""
+    spoiled = msgspec.to_builtins(telemetry(PowerSeen()))
+    spoiled["power"] = {"mode": "saver", **change}
+    with pytest.raises(MalformedMessage):
+        messages.decode(msgspec.msgpack.encode(spoiled), Telemetry)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--power-budget", "4"], "as in 4W"),
+        (["--battery-policy", "turbo"], "invalid choice"),
+    ],
+)
+def test_a_wrong_wish_is_refused_before_anything(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what would be right."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--data", str(tmp_path), *options])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
