@@ -157,7 +157,7 @@ def _decide_us(made: Plan, stance: Stance) -> float:
     """Microseconds of one of the agent's decisions by the same table, at changing bandwidths."""
     table = msgspec.structs.replace(made.table, power=Power(idle_watts=2.0, busy_watts=5.0, radio_watts=0.1))
     seen = [
-        Situation(LinkMeter(0.02, 1 / 10 ** (3 + i / 25), 1e-6, spread=0.5, fades=0.05), 0.0, per_s=1.0)
+        Situation(LinkMeter(0.02, 1 / 10 ** (3 + i / 25), 1e-6, spread=0.5, fades=0.05, transfers=50), 0.0, per_s=1.0)
         for i in range(100)
     ]
     held = Held(table.rows[0].name, 0.0, stance.mode)

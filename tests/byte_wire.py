@@ -29,6 +29,7 @@ from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.load import load_slices
 from edgesplit_agent.active import ActiveRelease, plan_for
 from edgesplit_agent.engine import Engine, Settings
+from edgesplit_agent.link_meter import LinkMeter
 from edgesplit_agent.worker.host import InProcess
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, HandmadeRelease
@@ -189,6 +190,8 @@ class OffloadWorld:
         self.wire.fault = fault
         self.remote.renew()
         self.engine._cloud._breaker = Breaker()
+        planned = next(iter(self.engine.serving.values())).plan.link
+        self.engine._cloud._meter = LinkMeter.of(planned)
 
     def is_quiet(self) -> bool:
         """Nothing is held for requests that are over: no place, no connection, no thread at work."""

@@ -32,6 +32,8 @@ RACE_GAIN_S = 0.001
 """...and this much, for it costs energy and a place on the link."""
 KEEP = 0.9
 """The row that is held is raced with unless it saves less than this part of what the best would."""
+KNOWN = 8
+"""Before so many transfers were measured the plan's link is believed: no races, no haste."""
 PACE = 1.25
 """A cap on the clock that moves by less than this factor is the same day."""
 OVER = 1.05
@@ -92,6 +94,11 @@ class Situation:
     slowdown: float = 1.0
     """By the cap on the processor's clock; the meter learns what is slow beside it (`stance.slowed`)."""
 
+    @property
+    def knows(self) -> bool:
+        """Enough was measured to doubt the plan's link."""
+        return self.meter.transfers >= KNOWN
+
     def conditions(self) -> Conditions:
         """As a plan chooses by them."""
         seen = self.meter.conditions(self.remote_ok)
@@ -113,7 +120,7 @@ def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held
         row = _settled(wanted, now, held, seen.now)
         return Choice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, now)
-    races = stance.races and not wanted.weights
+    races = stance.races and not wanted.weights and seen.knows
     hedged = races and seen.may_hedge
     settled = _settled(wanted, now if hedged else _risky(wanted, seen, now, local), held, seen.now)
     if settled is None:
@@ -138,7 +145,7 @@ def odds_of(row: Row, seen: Situation, now: Conditions) -> Odds:
 def _sent(choice: Choice, seen: Situation, now: Conditions, local: Row, local_s: float, stance: Stance) -> Choice:
     """The choice, with the moment at which the device starts to finish alone."""
     row = choice.row
-    if row.is_local or not stance.hedges or not seen.may_hedge:
+    if row.is_local or not stance.hedges or not seen.may_hedge or not seen.knows:
         return choice
     tail_s = (local.device_s - row.device_s) * now.device_slowdown
     sent_s = (row.device_s + row.encode_s) * now.device_slowdown

@@ -29,8 +29,8 @@ DOUBT_S = 0.4
 PROBE_TIMEOUT_S = 5.0
 OVERDUE_S = 0.75
 """A request unanswered for so long, and three times what it should take, with no other answered since: nobody there."""
-UNHEARD_S = 0.5
-"""A cloud that loses every race is pinged once in so long."""
+UNHEARD_S = 1.0
+"""A cloud that loses every race is believed to live for so long since it was last heard of."""
 LONGEST_WAIT_S = 3600.0
 WAKE_UP = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 """Assumed until the first plan says what link it was made for."""
@@ -54,6 +54,8 @@ class Cloud:
         self._heard_at = float("-inf")
         """When anything was."""
         self._doubted_at: float | None = None
+        self._cold = False
+        """A request was called off, and its connection with it: another is opened before the next request needs it."""
         self._watch = threading.Condition()
         self._stopping = False
         self._watcher = threading.Thread(target=self._watch_link, name="link", daemon=True)
@@ -136,14 +138,16 @@ class Cloud:
 
     def outrun(self, up_bytes: int, waited_s: float) -> None:
         """The device was quicker, before the cloud was late: the link is no quicker than that, and nobody failed. But
-        a cloud that only ever loses, and was not heard of for a while, is asked whether it lives."""
+        a cloud that only ever loses, and was not heard of for a while, is as good as one that failed."""
         now = monotonic()
         with self._lock:
-            if self._meter is not None:
-                self._meter = self._meter.gave_up(up_bytes, waited_s, now)
+            self._cold = True
             unheard = now - self._heard_at > UNHEARD_S
+            if self._meter is not None and not unheard:
+                self._meter = self._meter.gave_up(up_bytes, waited_s, now)
         if unheard:
-            self.doubt(waited_s)
+            self.gave_up(up_bytes, waited_s)
+        self._wake_watcher()
 
     def gave_up(self, up_bytes: int, waited_s: float) -> None:
         """Nobody waits for an answer any more: the cloud was slow."""
@@ -224,11 +228,15 @@ class Cloud:
                 if self._stopping:
                     return
                 pause_s = self._until_probe()
-                if pause_s > 0:
+                cold, self._cold = self._cold, False
+                if pause_s > 0 and not cold:
                     self._watch.wait(pause_s)
                     continue
             try:
-                self._probe(self._remote)
+                if pause_s > 0:
+                    self._remote.warm(PING_TIMEOUT_S)
+                else:  # which warms, too
+                    self._probe(self._remote)
             except Exception:
                 log.exception("the link's probe failed")
                 with self._watch:

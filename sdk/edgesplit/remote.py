@@ -293,6 +293,23 @@ class Remote:
         server_s = min(outcome.number(SECONDS_HEADER, 0.0), outcome.elapsed_s)
         return Relayed(outcome.status, outcome.headers, outcome.body, outcome.elapsed_s, server_s)
 
+    def warm(self, timeout_s: float) -> None:
+        """See that a connection is open, so that the next request pays no handshake; nothing is sent on it. A server
+        that cannot be reached is the next request's to find out."""
+        if self._idle or self._closed:
+            return
+        connection = self._take(timeout_s)
+        reached = False
+        try:
+            if connection.sock is None:
+                connection.set_timeout(timeout_s)
+                connection.connect()
+            reached = True
+        except (OSError, ValueError) as error:
+            log.debug("no connection ahead of the next request: %s", error)
+        finally:
+            self._give(connection, reached)
+
     def ping(self, timeout_s: float) -> float | RemoteFailure:
         """Seconds of the smallest exchange there is, the server's own time taken off."""
         outcome = self._exchange(Wish("GET", HEALTH, {}, ()), Call(), timeout_s)

@@ -81,7 +81,9 @@ def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
     told as its own row's."""
     watch = PowerWatch()
     with powered(watch, QUICK_LOCAL, REMOTE, emulated=True) as engine:
-        meter = LinkMeter(rtt_s=0.0, up_s_per_byte=0.03 / 300, down_s_per_byte=1e-7, spread=1.4, fades=0.0)
+        meter = LinkMeter(
+            rtt_s=0.0, up_s_per_byte=0.03 / 300, down_s_per_byte=1e-7, spread=1.4, fades=0.0, transfers=20
+        )
         engine._cloud._meter = meter
         raced = [engine.infer("tiny", {"x": INPUT}, deadline_s=10) for _ in range(5)]
         assert engine.hedging["hedges"] >= 1 and engine.breaker.state == "closed"

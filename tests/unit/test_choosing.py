@@ -29,7 +29,7 @@ for _ in range(40):
 
 def at(rate: float = 1e6, now: float = 0.0, **more: object) -> Situation:
     """A link that is as sure as one gets, at this rate."""
-    meter = SURE if rate == 1e6 else LinkMeter(0.05, 1 / rate, 1e-6, spread=0.05, fades=0.0, heard_at=now)
+    meter = SURE if rate == 1e6 else LinkMeter(0.05, 1 / rate, 1e-6, spread=0.05, fades=0.0, heard_at=now, transfers=20)
     return Situation(meter, now, **more)  # type: ignore[arg-type]
 
 
@@ -46,7 +46,7 @@ def test_a_sure_link_takes_the_fastest_row_and_hedges_nothing() -> None:
 
 def test_an_uncertain_link_is_raced() -> None:
     """It is probably too slow, and perhaps not: the device begins at once, and the cloud may surprise it."""
-    meter = LinkMeter(0.05, 1 / 5e4, 1e-6, spread=1.0, fades=0.0, heard_at=0.0)
+    meter = LinkMeter(0.05, 1 / 5e4, 1e-6, spread=1.0, fades=0.0, heard_at=0.0, transfers=20)
     choice = decide(PLAN, Situation(meter, 0.0))
     assert choice is not None and not choice.row.is_local
     assert choice.early_s == 0.0 and choice.alone  # its own work is no extra cost: sending is
