@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import statistics
 import sys
 import tempfile
@@ -49,6 +50,7 @@ Samples = dict[str, dict[int, list[Sample]]]
 
 def main() -> None:
     """The script."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     options = _options()
     results: dict[str, Any] = {"workers": WORKERS, "rounds": options.rounds, "seconds": options.seconds}
     environments, missing = _environments(options)

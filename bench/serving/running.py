@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from edgesplit.lifetime import ending_with_us
+
 from . import wires
 from .contenders import Contender, Job, Prepared
 from .environments import Environment, NotMeasured
@@ -90,9 +92,13 @@ class Running:
         return ask([self._client, str(LOAD)], job, min(connections, CLIENTS))
 
     def stop(self) -> None:
-        """Kill all of it."""
+        """Kill all of it: its group, and what has left that (BentoML's workers do)."""
+        family = _family(self._process.pid)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
     def _tail(self) -> str:
@@ -152,9 +158,20 @@ def _last_line(client: subprocess.Popen[str]) -> str:
     return (errors.strip().splitlines() or ["the client ended early"])[-1][:300]
 
 
+def _family(pid: int) -> list[int]:
+    """The processes that this one started, and those that they did."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, listed.read_text(encoding="ascii").split()):
+                found += [child, *_family(child)]
+    return found
+
+
 def _spawned(prepared: Prepared, log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as out:
         return subprocess.Popen(
             prepared.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             env={**os.environ, **prepared.environment}, cwd=prepared.folder,
+            preexec_fn=ending_with_us(signal.SIGKILL),
         )  # fmt: skip
