@@ -21,6 +21,7 @@ from edgesplit.runtime.emulated import EmulatedProgram
 from edgesplit.seen.spans import OFF, Tracer
 from edgesplit_agent.active import ActiveRelease, plan_for
 from edgesplit_agent.engine import Engine, Settings
+from edgesplit_agent.patience import MARGIN_S
 from edgesplit_agent.worker.host import InProcess
 
 DIGEST = "a" * 64
@@ -155,12 +156,13 @@ def unavailable(request: Request, good: Response) -> Response:
 
 @contextmanager
 def world(
-    *rows: Row, idle_probe_s: float = 3600.0, tracer: Tracer = OFF, **kind: Any
+    *rows: Row, idle_probe_s: float = 3600.0, margin_s: float = MARGIN_S, tracer: Tracer = OFF, **kind: Any
 ) -> Iterator[tuple[Engine, ScriptedCloud, Loaded]]:
     """An engine that serves the tiny model by these rows, with a scripted cloud behind it."""
     cloud = ScriptedCloud()
     cloud.start()
-    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s), tracer=tracer)
+    settings = Settings(idle_probe_s=idle_probe_s, margin_s=margin_s)
+    engine = Engine(CLASS, Remote(cloud.server.url), settings=settings, tracer=tracer)
     release = active(*rows, **kind)
     engine.serve("tiny", release)
     engine.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import socket
 import ssl
 import struct
@@ -129,6 +130,14 @@ class Carried:
                 sock.shutdown(socket.SHUT_RD)
             sock.close()
 
+    def _keep_silent(self) -> None:
+        """Until it is let go, or the device has hung up."""
+        poll = select.poll()
+        poll.register(self._near, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+        while not self.let_go.is_set():
+            if poll.poll(20):
+                raise ConnectionResetError
+
     def _pump(self, source: socket.socket, sink: socket.socket, carried: bytearray, most: int | None) -> None:
         try:
             while True:
@@ -136,7 +145,7 @@ class Carried:
                     if self._fault.how != "silence":
                         self.end(reset=self._fault.how == "reset")
                         return
-                    self.let_go.wait(30)
+                    self._keep_silent()
                     most = None
                 piece = source.recv(_RECEIVE if most is None else min(_RECEIVE, most - len(carried)))
                 carried += piece
@@ -144,7 +153,7 @@ class Carried:
                     break
                 sink.sendall(piece)
             self.end(reset=False)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the socket was closed under a poll
             self.end(reset=False)
 
 

@@ -1,7 +1,7 @@
 """Inference servers that are not ours, as they really behave: on http.server and onnxruntime, with none of our code.
 
 Each has the manners of a kind: Triton (binary tensors, gzip, echoes ids, 400 for a model that it has not), KServe
-(binary tensors, answers in chunks), MLServer (JSON alone, makes up an id where none was given).
+(binary tensors, answers in chunks, null for what it does not say), MLServer (JSON alone; here it leaves ids out too).
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ class Manners:
     gzip: bool = False
     echoes_id: bool = True
     chunked: bool = False
+    says_null: bool = False
+    """Of what it has nothing to say about."""
     unknown_model: int = 404
+    not_json: int = 500
+    """Said of a body that begins as JSON and goes on otherwise."""
+    extensions: tuple[str, ...] = ()
     prefix: str = ""
 
 
-TRITON = Manners(gzip=True, unknown_model=400)
-KSERVE = Manners(chunked=True, prefix="/serving")
+TRITON = Manners(gzip=True, unknown_model=400, extensions=("classification", "binary_tensor_data"))
+KSERVE = Manners(chunked=True, says_null=True, prefix="/serving")
 MLSERVER = Manners(binary=False, echoes_id=False)
 
 
@@ -86,6 +91,8 @@ class ForeignServerHere:
     def answer(self, path: str, headers: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
         """One exchange."""
         found = _INFER.fullmatch(path.removeprefix(self.manners.prefix))
+        if path.removesuffix("/") == f"{self.manners.prefix}/v2":
+            return 200, {}, json.dumps({"name": "x", "extensions": list(self.manners.extensions)}).encode()
         if found is None:
             return (200 if path.endswith("/v2/health/live") else 404), {}, b""
         if found[1] not in self.sessions:
@@ -100,7 +107,7 @@ class ForeignServerHere:
         if coding and not (coding == "gzip" and self.manners.gzip):
             return 400, {}, b'{"error": "cannot read the body"}'
         if length is not None and not self.manners.binary:
-            return 422, {}, b'{"detail": "the body is not JSON"}'
+            return self.manners.not_json, {}, b"Internal Server Error"
         return self._infer(found[1], gzip.decompress(body) if coding else body, length)
 
     def _infer(self, name: str, body: bytes, length: str | None) -> tuple[int, dict[str, str], bytes]:
@@ -124,6 +131,8 @@ class ForeignServerHere:
         said = {"model_name": name, "model_version": "1", "outputs": []}
         if self.manners.echoes_id:
             said["id"] = asked.get("id", "")
+        if self.manners.says_null:
+            said |= {"model_version": None, "parameters": None}
         raw = b""
         for output, tensor in zip(names, values, strict=True):
             entry = {"name": output, "datatype": NAMES[tensor.dtype], "shape": list(tensor.shape)}

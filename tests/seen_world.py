@@ -20,6 +20,7 @@ from edgesplit.remote import Remote
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.load import load_slices
 from edgesplit.seen.spans import OFF, Tracer
+from edgesplit.wishes import Wishes
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import Engine, Observer, Settings
 from edgesplit_agent.worker.host import InProcess
@@ -29,6 +30,8 @@ from handmade_release import DEVICE_CLASS, DIGEST, HandmadeRelease
 
 INPUTS = {"a": np.ones((1, 4), np.float32), "b": np.ones((1, 4), np.float32)}
 MODEL = "handmade"
+NO_HEDGE = Wishes(hedge="never")
+"""So that a busy machine does not let the local tail win."""
 TIERS = ("device", "edge", "cloud")
 
 

@@ -44,7 +44,7 @@ from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.foreign import ForeignServers, Trust
 from edgesplit_agent.gateway import GatewayServer, Onward
-from edgesplit_agent.metrics import RequestMetrics, emulated_label, readings
+from edgesplit_agent.metrics import RequestMetrics, emulated_label, power, readings
 from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.renewal import Renewing, certificate_in_use
 from edgesplit_agent.sensors import ROOT as SYSFS
@@ -288,7 +288,8 @@ class Agent:
         """The page that Prometheus reads."""
         connected = bool(self._uplink and self._uplink.connected)
         info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
-        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected)]
+        powered = power(self._power.stance.mode, self._power.readings)
+        series = [info, *self._metrics.ledger.series(), *readings(self._engine, connected), *powered]
         return metrics_response(series, emulated_label(self._settings.emulate))
 
     def _listen_locally(self) -> Server | None:
@@ -320,13 +321,16 @@ class Agent:
 
     def _model_status(self, model: str) -> dict[str, Any]:
         release = self._engine.serving[model]
+        conditions, breaker = self._engine.beyond(model)
+        foreign = {"offload": release.plan.offload, "breaker": breaker.state} if release.plan.offload else {}
         return {
             "model": model,
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
             "why": self._engine.why(model) or self._unpowered(release.plan),
-            "rows": predictions(release.plan, self._engine.conditions),
+            "rows": predictions(release.plan, conditions),
+            **foreign,
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
             "trouble": release.trouble,

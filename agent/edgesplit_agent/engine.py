@@ -182,7 +182,14 @@ class Engine:
     @property
     def conditions(self) -> Conditions:
         """What is known of the device, its own offload server and the link to it now."""
-        seen = self._cloud.conditions
+        return self._slowed(self._cloud.conditions)
+
+    def beyond(self, model: str) -> tuple[Conditions, Breaker]:
+        """The same of the server that finishes this model, which may be one that is not ours."""
+        cloud = self._cloud_of.get(self._serving[model], self._cloud)
+        return self._slowed(cloud.conditions), cloud.breaker
+
+    def _slowed(self, seen: Conditions) -> Conditions:
         return msgspec.structs.replace(seen, device_slowdown=seen.device_slowdown * self._power.slowdown)
 
     @property
@@ -221,13 +228,14 @@ class Engine:
     ) -> Answer:
         """One answer, or UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed, LinkError in time."""
         began = perf_counter()
-        with self._leased(model) as release:
+        with self._leased(model) as (release, cloud):
             oip.check_tensors(inputs, release.inputs)
             if not 0 < deadline_s <= LONGEST_DEADLINE_S:
                 raise UsageError(f"a deadline of {deadline_s} s")
             request = Request(
-                request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, wishes=wishes, began=began
-            )
+                request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, cloud,
+                wishes=wishes, began=began,
+            )  # fmt: skip
             if not request_id:
                 return self._answered(request)
             key = key_of(model, request_id, inputs)
@@ -235,16 +243,17 @@ class Engine:
             return self._once.answer(key, wait_s, lambda: self._answered(request))
 
     @contextmanager
-    def _leased(self, model: str) -> Iterator[ActiveRelease]:
-        """The release that answers now, held on to before another can take its place. NotFound."""
+    def _leased(self, model: str) -> Iterator[tuple[ActiveRelease, Cloud]]:
+        """The release that answers now, held on to before another can take its place, and its server. NotFound."""
         with self._lock:
-            release = self._serving.get(model)
+            release, cloud = self._serving.get(model), self._cloud
             if release is not None:
+                cloud = self._cloud_of.get(release, cloud)
                 release.lease()
         if release is None:
             raise NotFound(f"no model {model[:80]!r} runs here; {known(model, self._serving)}")
         try:
-            yield release
+            yield release, cloud
         finally:
             release.give_back()
 
@@ -300,11 +309,11 @@ class Engine:
 
     def _by(self, request: Request, choose: Callable[[Situation], Choice | None], cause: str = "") -> Answer:
         """The answer by the row chosen. `cause`: why it is not the first one chosen."""
-        cloud = self._cloud_of.get(request.release, self._cloud)
+        cloud = request.cloud
         choice = cloud.decide(choose)
         if choice is None:
             raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
-        now = self.conditions if cloud is self._cloud else cloud.conditions
+        now = self._slowed(cloud.conditions)
         expected = _expected(choice, request.release.plan, now, cause)
         if choice.row.is_local:
             return self._weighed(request, choice, finished(request, expected, self._own_part(request, choice.row)))

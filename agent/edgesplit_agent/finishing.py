@@ -252,7 +252,7 @@ class Finishing:
         return finished(race.request, race.expected, arrival.live, race)
 
     def _give_up(self, race: Race, cloud: Cloud) -> None:
-        """Nobody waits for the cloud's answer any more: close its connection, and remember that it was slow."""
+        """Nobody waits for the cloud's answer any more: close its connection, and remember it if it was slow."""
         race.call.drop()
         late = race.doubt_at == inf  # that moment has passed
         (cloud.gave_up if late else cloud.outrun)(race.encoded.asked.up_bytes, race.waited_s)
@@ -320,6 +320,7 @@ def _report(request: Request, expected: Expected, race: Race | None, cloud: Remo
         remote_s=cloud.server_s if cloud else 0.0,
         remote_queue_s=remote.get(timeline.QUEUE, 0.0),
         remote_decode_s=remote.get(timeline.DECODE, 0.0),
+        remote_load_s=remote.get(timeline.LOAD, 0.0),
         remote_encode_s=remote.get(timeline.ENCODE, 0.0),
         answer_decode_s=cloud.decode_s if cloud else 0.0,
         trace_id=request.course.trace_id,

@@ -46,6 +46,10 @@ log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 60.0
 """A foreign server has no place for probes: what it is sent instead is refused, and may be written to its log."""
+NOT_UNDERSTOOD = (400, 415, 422, 500)
+"""What servers say that cannot read binary tensors; MLServer says 500."""
+BINARY = "binary_tensor_data"
+"""The extension, as servers name it that list what they have."""
 PROBED_MODEL = "edgesplit-link-probe"
 
 
@@ -94,10 +98,13 @@ class ForeignRemote(Remote):
         start = perf_counter()
         if not self._json:
             outcome = super().infer(asked, call, timeout_s)
-            refused = isinstance(outcome, RemoteFailure) and 400 <= outcome.status < 500
-            if isinstance(outcome, RemoteAnswer):
+            refused = isinstance(outcome, RemoteFailure) and outcome.status in NOT_UNDERSTOOD
+            understood = isinstance(outcome, RemoteAnswer) or (
+                refused and self._json is None and self._lists_binary(timeout_s)
+            )
+            if understood and self._json is None:
                 self._json = False
-            if self._json is not None or not refused:
+            if self._json is False or not refused:
                 return outcome
         left_s = timeout_s - (perf_counter() - start)
         body = oip.encode_json_request(
@@ -132,6 +139,16 @@ class ForeignRemote(Remote):
             return outcome
         return RemoteAnswer({}, outcome.elapsed_s, 0.0, 1.0, len(body), len(outcome.body))
 
+    def _lists_binary(self, timeout_s: float) -> bool:
+        """Does the server say of itself that it takes binary tensors? Triton does: then a refusal is about the rest."""
+        outcome = self._exchange(Wish("GET", "/v2", {}, ()), Call(), timeout_s)
+        if isinstance(outcome, RemoteFailure) or outcome.status != 200:
+            return False
+        try:
+            return BINARY in msgspec.json.decode(outcome.body, type=_About).extensions
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return False
+
     def _cause(self, status: int) -> Cause:
         """Triton says 400 of much, by its version also of a model that it has not."""
         return "server"
@@ -139,6 +156,12 @@ class ForeignRemote(Remote):
     def _may_lack(self, answered_id: str) -> bool:
         """One connection carries one request at a time, so an answer without an id is still this request's."""
         return not answered_id
+
+
+class _About(msgspec.Struct):
+    """What a server says of itself, as far as it is asked."""
+
+    extensions: list[str] = []
 
 
 _PROBE = {"name": "x", "datatype": "UINT8", "shape": [PROBE_BYTES // 2], "data": [0] * (PROBE_BYTES // 2)}

@@ -24,6 +24,7 @@ from edgesplit.report import Report, phases
 from edgesplit.seen import families
 from edgesplit.seen.ledger import Entry, Ledger, Series, gauge
 from edgesplit_agent.engine import Engine
+from edgesplit_agent.sensors import Readings
 
 UNKNOWN = ""
 """Row of a request that failed: it may have had none yet."""
@@ -109,6 +110,19 @@ def readings(engine: Engine, connected: bool) -> Iterator[Series]:
     yield gauge(families.AGENT_STALE, engine.stale)
     yield gauge(families.AGENT_GAVE_WAY, engine.dropped)
     yield gauge(families.AGENT_JOINED, engine.joined)
+
+
+def power(mode: str, read: Readings) -> Iterator[Series]:
+    """What the sensors read last; what none of them tells is left away."""
+    yield gauge(families.AGENT_POWER_MODE, 1.0, mode)
+    found = (
+        (families.AGENT_BATTERY, None if read.battery_percent is None else read.battery_percent / 100.0),
+        (families.AGENT_WATTS, read.watts),
+        (families.AGENT_CELSIUS, read.celsius),
+        (families.AGENT_CLOCK, read.speed),
+        (families.AGENT_UNDER_VOLTAGE, read.under_voltage),
+    )
+    yield from (gauge(family, known) for family, known in found if known is not None)
 
 
 def emulated_label(emulated: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.wishes import NONE, Wishes
 from edgesplit_agent.active import ActiveRelease
+from edgesplit_agent.cloud import Cloud
 from edgesplit_agent.course import Course
 from edgesplit_agent.turns import Place
 
@@ -33,6 +34,8 @@ class Request:
     inputs: Mapping[str, Tensor]
     deadline: float
     """Of perf_counter."""
+    cloud: Cloud
+    """The offload server that its release names."""
     wishes: Wishes = NONE
     began: float = field(default_factory=perf_counter)
     timing: Timing = field(default_factory=Timing)

@@ -231,7 +231,8 @@ def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | N
         if step is not None:
             return step
     for kept in want.keeps:
-        step = _fetch(kept.release, have, now)
+        staged = have.releases.get(kept.release, ReleaseState()).staged
+        step = None if staged else _fetch(kept.release, have, now)
         if step is not None:
             return step
     return _tidy(want, have, now)
@@ -263,7 +264,7 @@ def _towards(model: str, release: str, have: DeviceState, now: float) -> Step | 
     if have.running.get(model) == release or release in have.held:
         return None
     state = have.releases.get(release, ReleaseState())
-    if not state.staged:
+    if not (state.staged and state.whole):  # its golden inputs may be gone, though it is staged
         return _fetch(release, have, now)
     if state.refused or now < state.retry_at:
         return None
@@ -271,9 +272,9 @@ def _towards(model: str, release: str, have: DeviceState, now: float) -> Step | 
 
 
 def _fetch(release: str, have: DeviceState, now: float) -> Step | None:
-    """The next step until a release lies here whole and verified; None where it does, or cannot go on just now."""
+    """The next step until a release lies here whole and verified; None where it cannot go on just now."""
     state = have.releases.get(release, ReleaseState())
-    if state.staged or state.refused or now < state.retry_at:
+    if state.refused or now < state.retry_at:
         return None
     if not state.manifest:
         return FetchManifest(release) if have.online else None

@@ -14,6 +14,7 @@ from edgesplit.messages import ModelState
 from edgesplit.names import ModelRef
 from edgesplit.release import Gateway, Manifest, Statement, device_slices, gateway_slices
 from edgesplit.releases import Release, adopt_release, open_release, stored_releases
+from edgesplit.runtime import Tensors
 from edgesplit.sealed import golden_chunks, needed_keys
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
 from edgesplit_agent import activation
@@ -24,6 +25,7 @@ from edgesplit_agent.engine import Engine
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
+from edgesplit_agent.made_up import like_now, made_up_inputs
 from edgesplit_agent.tuner import Tuner
 from edgesplit_agent.updates import ReleaseState, Standing, is_final
 from edgesplit_agent.uplink import Uplink
@@ -398,12 +400,18 @@ class Work:
 
     def _tune(self, active: ActiveRelease) -> None:
         golden = active.manifest.golden
-        if self._tuner is None or not golden or active.plan.local is None:
+        if self._tuner is None or active.plan.local is None:
             return
-        keys = self._keys.of(active.digest, active.manifest, self._own_slices(active.manifest))
-        inputs = golden_inputs(golden[0], golden_chunks(active.manifest, keys, self._chunk))
+        if golden:
+            keys = self._keys.of(active.digest, active.manifest, self._own_slices(active.manifest))
+            inputs: Tensors | None = golden_inputs(golden[0], golden_chunks(active.manifest, keys, self._chunk))
+        else:
+            inputs = made_up_inputs(active)
+        if inputs is None:
+            return
+        check = (lambda: self._answer_golden(active)) if golden else like_now(active, inputs)
         alone = not set(self._engine.serving) - {active.model}
-        self._tuner.tune(active, inputs, lambda: self._answer_golden(active), alone=alone)
+        self._tuner.tune(active, inputs, check, alone=alone)
         self._calm(active.model)
 
     def _calm(self, newcomer: str = "") -> None:

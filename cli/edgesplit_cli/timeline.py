@@ -16,7 +16,9 @@ WIDTH = 48
 _STYLE = {
     **dict.fromkeys(("queue", "decode", "device", "encode"), "green"),
     **dict.fromkeys(("link", "waited"), "yellow"),
-    **dict.fromkeys(("remote_queue", "remote_decode", "remote", "remote_encode"), "cyan"),
+    **dict.fromkeys(
+        ("remote_queue", "remote_decode", "remote_load", "remote", "hop_link", "hop", "remote_encode"), "cyan"
+    ),
     **dict.fromkeys(("answer_decode", "tail"), "green"),
 }
 _NAME = max(len(name) for name in PHASES)

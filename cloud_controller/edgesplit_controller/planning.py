@@ -25,7 +25,7 @@ from edgesplit_controller.refusals import unknown
 from edgesplit_controller.registry import LoadedModel, Registry
 from edgesplit_partitioner import Costs, Plan, describe, plan
 from edgesplit_partitioner.build_costs import build_costs, with_tier
-from edgesplit_partitioner.foreign_costs import foreign_costs, possible
+from edgesplit_partitioner.foreign_costs import check_servable, foreign_costs, possible
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
 from edgesplit_partitioner.measure_slices import Cuts, Whole, believed, corrected, measured_whole
@@ -242,6 +242,7 @@ class Planning:
     def _asked(self, model: Model, costs: Costs, links: Mapping[str, Link], wish: Wish) -> tuple[Costs, Wish]:
         """The costs that the wish is planned with, and the wish as the server that finishes leaves it possible."""
         if wish.server is not None:
+            check_servable(model.ref, self._registry.load(model).prepared.format)
             costs = foreign_costs(costs, wish.server)
             limits = possible(wish.planner_limits(), costs)
             wish = msgspec.structs.replace(wish, partition="auto", limits=limits)

@@ -16,6 +16,7 @@ import msgspec
 
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.http1 import Request, Response, error_response, json_response
+from edgesplit.triton_calls import TRACE_SETTINGS, log_settings
 from edgesplit_offload.counts import Counts, Told, of_models, summed
 from edgesplit_offload.shelf import VERSION, Shelf
 from edgesplit_offload.siblings import Siblings
@@ -25,11 +26,6 @@ log = logging.getLogger(__name__)
 OPERATOR = "operator"
 """The name in the certificate of who may change something: the controller issues it, and no device can have it."""
 INDEX, LOAD, UNLOAD, STATISTICS, LOGGING = "index", "load", "unload", "statistics", "logging"
-TRACE: Mapping[str, Any] = {
-    "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_file": "",
-    "trace_mode": "opentelemetry",
-}  # fmt: skip
-"""Traces follow a request's `traceparent`; where they go is said when the server starts."""
 _LEVELS: tuple[tuple[str, int], ...] = (
     ("log_info", logging.INFO),
     ("log_warning", logging.WARNING),
@@ -132,28 +128,28 @@ class Management:
     def _trace(self, _: Request, found: Mapping[str, str]) -> Response:
         if "model" in found:
             self._shelf.model(found["model"])
-        return json_response(200, TRACE)
+        return json_response(200, TRACE_SETTINGS)
 
     def _set_trace(self, request: Request, found: Mapping[str, str]) -> Response:
         """What is asked for is as it is already, or it is an error: nothing of it can be set while a server runs."""
         if refusal := self._refusal(request):
             return refusal
         for name, value in _asked(request).items():
-            if name not in TRACE:
-                raise UsageError(f"unknown trace setting {name[:80]!r}; these are: {', '.join(TRACE)}")
-            if value is not None and value != TRACE[name]:
+            if name not in TRACE_SETTINGS:
+                raise UsageError(f"unknown trace setting {name[:80]!r}; these are: {', '.join(TRACE_SETTINGS)}")
+            if value is not None and value != TRACE_SETTINGS[name]:
                 raise UsageError(f"{name} cannot be set while the server runs: traces are set up when it starts")
         return self._trace(request, found)
 
     def _logging(self, _: Request, __: Mapping[str, str]) -> Response:
-        return json_response(200, _log_settings())
+        return json_response(200, log_settings())
 
     def _set_logging(self, request: Request, _: Mapping[str, str]) -> Response:
         if refusal := self._refusal(request):
             return refusal
         wanted = _checked_log_settings(_asked(request))
         self._siblings.ask(LOGGING, wanted)
-        return json_response(200, _log_settings())
+        return json_response(200, log_settings())
 
     # Shared memory: a client on another machine has none with us
 
@@ -189,12 +185,6 @@ def _asked(request: Request) -> dict[str, Any]:
     return value
 
 
-def _log_settings() -> dict[str, Any]:
-    level = logging.getLogger().getEffectiveLevel()
-    told = {name: level <= needed for name, needed in _LEVELS}
-    return {"log_file": "", **told, "log_verbose_level": int(level <= logging.DEBUG), "log_format": "default"}
-
-
 def _checked_log_settings(wanted: Mapping[str, Any]) -> dict[str, Any]:
     kinds: dict[str, type] = {**dict.fromkeys([name for name, _ in _LEVELS], bool), "log_verbose_level": int}
     for name, value in wanted.items():
@@ -207,6 +197,6 @@ def _checked_log_settings(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 def _set_levels(wanted: Mapping[str, Any]) -> None:
     """The least that is asked for is logged, and all that is graver."""
-    now = {**_log_settings(), **wanted}
+    now = {**log_settings(), **wanted}
     least = next((needed for name, needed in _LEVELS if now[name]), logging.CRITICAL)
     logging.getLogger().setLevel(logging.DEBUG if now["log_verbose_level"] > 0 else least)

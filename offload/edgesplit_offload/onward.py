@@ -56,6 +56,11 @@ ALONE_FACTOR = 1.2
 """Finishing alone may take this much longer than it did and still meet the deadline."""
 UNMEASURED_PART = 0.5
 """Of the time that is left the next tier gets so much, while it is not known how long finishing alone takes."""
+USUAL_FACTOR = 4.0
+"""The next tier is late when it takes so many times what it usually does..."""
+LEAST_S = 0.5
+"""...and at least this long."""
+SMOOTHING = 0.3
 PING_S = 2.0
 LOOK_UP_S = 0.1
 """How often one that waits looks whether its client is still there."""
@@ -96,6 +101,20 @@ class Finished:
     headers: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a far half took lately, smoothed; None while it never ran."""
+
+    alone_s: float | None = None
+    """Here."""
+    there_s: float | None = None
+    """At the next tier, the link included."""
+
+    def after(self, *, alone_s: float | None = None, there_s: float | None = None) -> Known:
+        """Once it ran again."""
+        return Known(_smoothed(self.alone_s, alone_s), _smoothed(self.there_s, there_s))
+
+
 class Onward:
     """The next tier's server, as this gateway sees it. Thread-safe."""
 
@@ -106,7 +125,8 @@ class Onward:
         self._breaker = Breaker()
         self._pinging = False
         self._waiting = 0
-        self._alone_s: OrderedDict[str, float] = OrderedDict()
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        """By far half."""
 
     def close(self) -> None:
         """Wait for the next tier no more."""
@@ -134,7 +154,9 @@ class Onward:
 
     def _help(self, far: RemoteModel, asked: Asked, sends: Tensors) -> Outcome:
         """What the next tier makes of its half, if it may be asked and answers in time."""
-        wait_s = patience_s(asked.left_s, self._alone_s.get(far.name))
+        with self._lock:
+            known = self._known.get(far.name, Known())
+        wait_s = patience_s(asked.left_s, known)
         if wait_s <= 0:
             return RemoteFailure("timeout", "no time left to ask")
         if not self._may_ask():
@@ -148,7 +170,10 @@ class Onward:
             coding="zstd" if far.row.compress else "",
         )
         with asked.timeline.phase(HOP):
-            return self._exchange(lambda call: self._remote.infer(body, call, wait_s), wait_s, asked.is_gone)
+            outcome = self._exchange(lambda call: self._remote.infer(body, call, wait_s), wait_s, asked.is_gone)
+        if isinstance(outcome, RemoteAnswer):
+            self._took(far.name, there_s=outcome.elapsed_s)
+        return outcome
 
     def _alone(self, far: RemoteModel, sends: Tensors, run: Run, why: RemoteFailure) -> Tensors:
         """The next tier's half, run here."""
@@ -157,13 +182,16 @@ class Onward:
             made = run(far, sends)
         except NOT_HERE as error:
             raise LinkError(f"the next tier did not answer ({why.cause}: {why.text}), and here {error}") from error
-        took_s = perf_counter() - began
-        with self._lock:
-            old = self._alone_s.pop(far.name, took_s)
-            self._alone_s[far.name] = old + 0.3 * (took_s - old)
-            while len(self._alone_s) > REMEMBERED:
-                self._alone_s.popitem(last=False)
+        self._took(far.name, alone_s=perf_counter() - began)
         return made
+
+    def _took(self, far: str, **seconds: float) -> None:
+        """Learn how long a half takes, here or there."""
+        with self._lock:
+            old = self._known.pop(far, Known())
+            self._known[far] = old.after(**seconds)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
 
     # A row that this gateway knows nothing of
 
@@ -259,11 +287,20 @@ class Onward:
             log.warning("breaker of the next tier: %s -> %s", was, now)
 
 
-def patience_s(left_s: float, alone_s: float | None) -> float:
-    """Seconds that the next tier gets, so that finishing alone still meets the deadline."""
-    if alone_s is None:
-        return left_s * UNMEASURED_PART
-    return max(0.0, left_s - alone_s * ALONE_FACTOR - MARGIN_S)
+def patience_s(left_s: float, known: Known) -> float:
+    """Seconds that the next tier gets: so few that finishing alone still meets the deadline, and where it has a usual
+    time, no more than some of those."""
+    alone_s = known.alone_s
+    wait_s = left_s * UNMEASURED_PART if alone_s is None else left_s - alone_s * ALONE_FACTOR - MARGIN_S
+    if known.there_s is not None:
+        wait_s = min(wait_s, max(LEAST_S, USUAL_FACTOR * known.there_s))
+    return max(0.0, wait_s)
+
+
+def _smoothed(old: float | None, new: float | None) -> float | None:
+    if old is None or new is None:
+        return old if new is None else new
+    return old + SMOOTHING * (new - old)
 
 
 def deadline_left_s(request: Request, body: oip.Body) -> float | None:

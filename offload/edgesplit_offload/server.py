@@ -33,7 +33,7 @@ from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.seen import families
 from edgesplit.seen.ledger import Series, gauge
 from edgesplit.seen.spans import OFF, Tracer
-from edgesplit.seen.timeline import DECODE, ENCODE, HOP, QUEUE, RUN
+from edgesplit.seen.timeline import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN
 from edgesplit_offload.counts import Counts
 from edgesplit_offload.gain import CLOCKS, Background
 from edgesplit_offload.half import OpenRelease
@@ -237,7 +237,8 @@ class OffloadServer:
     def _inferred(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
         arrived = monotonic()
         with visit.timeline.phase(DECODE):
-            body = decoded(request.body, request.headers.get("content-encoding", ""))
+            coding = request.headers.get("content-encoding", "")
+            body = decoded(request.body, coding, model.most_body_bytes) if coding else request.body
             given = oip.decode_request(body, oip.header_length(request.headers))
             inputs = codecs.decode_all(given.inputs, model.inputs, model.row.codecs)
             oip.check_tensors(inputs, model.inputs)
@@ -250,12 +251,12 @@ class OffloadServer:
             outputs = oip.pick_outputs(finished.outputs, given.outputs)
             answer = oip.InferResponse(model.name, outputs, VERSION, given.id)
             buffers, length = oip.encode_response(answer, given.binary_outputs)
-            buffers, coding = _coded(buffers, request.headers.get("accept-encoding", ""))
+            buffers, coded = _coded(buffers, request.headers.get("accept-encoding", ""))
         visit.sent = sum(len(part) for part in buffers)
         kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
         sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
         queue = {QUEUE_HEADER: f"{visit.timeline.total(QUEUE):.6f}"}
-        return Response(200, {**kind, **sized, **coding, **queue, **finished.headers, **visit.headers()}, buffers)
+        return Response(200, {**kind, **sized, **coded, **queue, **finished.headers, **visit.headers()}, buffers)
 
     def _finish(self, model: RemoteModel, asked: Asked, client: str | None, visit: Visit) -> Finished:
         """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""
@@ -264,7 +265,8 @@ class OffloadServer:
             half = part.half
             job = Job(inputs, half.run, half.pace, client, asked.deadline, asked.is_gone)
             if not half.is_loaded:
-                half.load()
+                with asked.timeline.phase(LOAD):
+                    half.load()
             try:
                 return self._taken(job)
             finally:

@@ -8,6 +8,7 @@ that still run on it keep what they need.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +25,9 @@ from edgesplit_offload.memory import Memory
 log = logging.getLogger(__name__)
 
 MOST_RELEASES = 16
+JSON_HEAD_BYTES = 1 << 20
+JSON_NUMBER_BYTES = 32
+"""What a number takes where tensors travel as JSON, spaces included."""
 VERSION = "1"
 """The only version of each of our models: another release is another model."""
 
@@ -54,6 +58,13 @@ class RemoteModel:
         return tuple(
             one for spec in self.inputs for one in codecs.wire_specs(spec, codec_of.get(spec.name, codecs.RAW))
         )
+
+    @property
+    def most_body_bytes(self) -> int | None:
+        """No request for it is longer, however its tensors are written; None where a length is known only then."""
+        if any(-1 in spec.shape or spec.datatype == "BYTES" for spec in self.inputs):
+            return None
+        return JSON_HEAD_BYTES + JSON_NUMBER_BYTES * sum(math.prod(spec.shape) for spec in self.inputs)
 
     def part(self, row: Row) -> RemoteModel:
         """A half of this row, by the name under which the next tier is asked for it."""

@@ -33,7 +33,6 @@ START_S = 60.0
 HOPELESS = 3
 """So many ended before any was ready: none will be."""
 LOOK_S = 0.1
-BACKLOG = 1_024
 KILL_S = 3.0
 """What a process gets beyond its time to drain."""
 
@@ -88,12 +87,6 @@ class Supervisor:
         self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
         self._delay_s = FIRST_DELAY_S
         self._again_at = 0.0
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the serving processes that are ready."""
-        with self._lock:
-            return [one.process.pid for one in self._serving if one.is_ready]
 
     def start(self) -> None:
         """Start them and accept; UsageError if none becomes ready."""
@@ -192,7 +185,7 @@ class Supervisor:
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         giving, taking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, taking:
+        with theirs, taking:  # the other two are closed with what they are part of, or by the collector
             descriptors = (theirs.fileno(), taking.fileno())
             process = subprocess.Popen(
                 [*self._command, "--worker", ",".join(map(str, descriptors))],
@@ -220,8 +213,16 @@ class Supervisor:
                     one.process.wait()
                     self._lost(one, now)
             if now >= self._again_at:
-                for _ in range(self._count - len(self._now())):
-                    self._spawn()
+                self._complete(now)
+
+    def _complete(self, now: float) -> None:
+        """Start as many as are missing."""
+        try:
+            for _ in range(self._count - len(self._now())):
+                self._spawn()
+        except OSError as error:  # no memory, no descriptors: what serves goes on, and this is tried again
+            log.error("cannot start a serving process: %s", error)
+            self._again_at = now + LONGEST_DELAY_S
 
     def _lost(self, one: Serving, now: float) -> None:
         log.warning("serving process %d ended (status %s)", one.process.pid, one.process.returncode)

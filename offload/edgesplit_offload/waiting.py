@@ -21,6 +21,12 @@ from edgesplit.errors import Busy, Crowding
 from edgesplit_offload.pace import Pace
 
 
+def _held() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 @dataclass(eq=False)
 class Job:
     """One request that wants to run. What runs is `run` on the `given` of all that share the run."""
@@ -42,7 +48,8 @@ class Job:
     value: Any = None
     error: BaseException | None = None
     is_over: bool = False
-    wake: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    wake: threading.Lock = field(default_factory=_held)
+    """Released when it is this thread's turn, or all is over: a semaphore that is cheap to make."""
 
     @property
     def end(self) -> float:

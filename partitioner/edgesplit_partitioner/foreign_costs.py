@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from edgesplit.errors import ModelRefused
 from edgesplit.foreign import ForeignServer
 from edgesplit.inputs import INPUT_LAYER
+from edgesplit.release import SliceFormat
 from edgesplit_partitioner.costs import CodecCost, Costs, TensorCost
 
 PACKED = "+zstd"
@@ -35,6 +37,14 @@ def foreign_costs(costs: Costs, server: ForeignServer) -> Costs:
     )
     inputs = {name: _tensor(one, server) for name, one in costs.inputs.items()}
     return msgspec.structs.replace(costs, inputs=inputs, layers=layers)
+
+
+def check_servable(model: str, kind: SliceFormat) -> None:
+    """ModelRefused for a model that no foreign server runs."""
+    if kind != "onnx":
+        raise ModelRefused(
+            f"{model} is {kind.upper()}, and servers that are not ours run ONNX: push it so, or leave --offload out"
+        )
 
 
 def possible(limits: Mapping[str, Any], costs: Costs) -> dict[str, Any]:

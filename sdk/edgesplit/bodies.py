@@ -23,62 +23,63 @@ class UnknownCoding(EdgeError):
     """This content coding is not spoken here (HTTP 415)."""
 
 
-def decoded(body: Body, coding: str) -> Body:
-    """The body as it was before `coding` (a Content-Encoding; empty for none). MalformedMessage if it is not whole."""
+def decoded(body: Body, coding: str, most: int | None = None) -> Body:
+    """The body as it was before `coding` (a Content-Encoding; empty for none). MalformedMessage if it is not whole, or
+    has more than `most` bytes inside (by default as many as one that was not coded)."""
     decode = CODINGS.get(coding.strip().lower() or "identity")
     if decode is None:
         raise UnknownCoding(f"content coding {coding[:80]!r} is not spoken here; these are: {', '.join(CODINGS)}")
-    return decode(body)
+    return decode(body, LIMITS.http_body_bytes if most is None else min(most, LIMITS.http_body_bytes))
 
 
-def _inflate(body: Body) -> Body:
+def _inflate(body: Body, most: int) -> Body:
     """zlib or gzip, one member."""
     inflater = zlib.decompressobj(_ZLIB_OR_GZIP)
     try:
-        plain = inflater.decompress(body, LIMITS.http_body_bytes + 1)
+        plain = inflater.decompress(body, most + 1)
     except zlib.error as error:
         raise MalformedMessage(f"compressed body: {error}") from error
-    if len(plain) > LIMITS.http_body_bytes:
-        raise _too_large()
+    if len(plain) > most:
+        raise _too_large(most)
     if not inflater.eof or inflater.unused_data:
         raise MalformedMessage("compressed body: cut short, or followed by something")
     return plain
 
 
-def _unzstd(body: Body) -> Body:
+def _unzstd(body: Body, most: int) -> Body:
     """One zstd frame; where it tells its size, that much memory is taken once, never more."""
     decompressor = zstandard.ZstdDecompressor()
     try:
         size = zstandard.frame_content_size(body)
-        if size > LIMITS.http_body_bytes:
-            raise _too_large()
+        if size > most:
+            raise _too_large(most)
         if size >= 0:
             plain = decompressor.decompress(body, max_output_size=size, allow_extra_data=False)
             if len(plain) != size:
                 raise MalformedMessage("compressed body: not of the size it tells")
             return plain
-        return _unzstd_in_pieces(decompressor, body)
+        return _unzstd_in_pieces(decompressor, body, most)
     except zstandard.ZstdError as error:
         raise MalformedMessage(f"compressed body: {error}") from error
 
 
-def _unzstd_in_pieces(decompressor: zstandard.ZstdDecompressor, body: Body) -> Body:
+def _unzstd_in_pieces(decompressor: zstandard.ZstdDecompressor, body: Body, most: int) -> Body:
     """A frame of unknown size."""
     plain = bytearray()
     with decompressor.stream_reader(body) as reader:
         while piece := reader.read(_PIECE):
             plain += piece
-            if len(plain) > LIMITS.http_body_bytes:
-                raise _too_large()
+            if len(plain) > most:
+                raise _too_large(most)
     return plain
 
 
-def _too_large() -> MalformedMessage:
-    return MalformedMessage(f"compressed body: more than {LIMITS.http_body_bytes} bytes inside")
+def _too_large(most: int) -> MalformedMessage:
+    return MalformedMessage(f"compressed body: more than {most} bytes inside")
 
 
-CODINGS: Mapping[str, Callable[[Body], Body]] = {
-    "identity": lambda body: body,
+CODINGS: Mapping[str, Callable[[Body, int], Body]] = {
+    "identity": lambda body, _: body,
     "zstd": _unzstd,
     "gzip": _inflate,
     "deflate": _inflate,

@@ -254,7 +254,7 @@ class _Connection:
         head = parse_head(self._receive_head())
         length = body_length(head)
         path, query = split_target(head.url)
-        with self._server.running():
+        with self._server.running(length):
             self._continue(head, length)
             body = self._receive_body(length)
             channel = None if isinstance(self._sock, ssl.SSLSocket) else self._channel
@@ -360,7 +360,8 @@ class _Connection:
         """Say why, then listen a while: closing at once would reset the connection before the peer has read it."""
         log.info("refused a request (%d): %s", refusal.status, refusal)
         try:
-            self._send(error_response(refusal.status, str(refusal)), keep=False)
+            later = {"retry-after": "1"} if refusal.status == 503 else None
+            self._send(error_response(refusal.status, str(refusal), later), keep=False)
             self._sock.shutdown(socket.SHUT_WR)
             deadline, drained = monotonic() + _LINGER_S, 0
             while drained < LIMITS.http_header_bytes * 32 and (remaining := deadline - monotonic()) > 0:
@@ -444,6 +445,7 @@ class Server:
         self._changed = threading.Condition()
         self._connections: dict[_Connection, threading.Thread] = {}
         self._running = 0
+        self._bodies = 0
         self._is_over = False
         self._listener: socket.socket | None = None
         self._accepting: threading.Thread | None = None
@@ -499,17 +501,22 @@ class Server:
             thread.join(max(0.1, deadline - monotonic()))
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Counts the request that runs inside it. Once the last one was waited for, none begins."""
+    def running(self, length: int = 0) -> Iterator[None]:
+        """Counts the request that runs inside it, with a body of `length`. Once the last one was waited for, none
+        begins; and none while there is no memory for its body."""
         with self._changed:
             if self._is_over:
                 raise _Left("the server ends")
+            if self._bodies and self._bodies + length > LIMITS.http_bodies_bytes:
+                raise _Refused(503, f"requests of {self._bodies} bytes are being received or answered: come back later")
             self._running += 1
+            self._bodies += length
         try:
             yield
         finally:
             with self._changed:
                 self._running -= 1
+                self._bodies -= length
                 self._changed.notify_all()
 
     def answer(self, request: Request) -> Response:

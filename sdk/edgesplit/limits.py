@@ -36,6 +36,8 @@ class Limits:
     """Content keys of one release for one device, wrapped."""
     http_header_bytes: int = 32_768
     http_body_bytes: int = 256 * 2**20
+    http_bodies_bytes: int = 2**30
+    """Of all requests that one server receives or answers at a time."""
     http_bytes_per_s: int = 1_000
     """A peer that moves a body more slowly than this is given up."""
     inference_json_bytes: int = 16 * 2**20

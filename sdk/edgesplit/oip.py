@@ -106,11 +106,13 @@ class _Request(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
+    """KServe says null of what it does not say."""
+
     outputs: list[_Tensor]
     model_name: str = ""
-    model_version: str = "1"
-    id: str = ""
-    parameters: dict[str, Scalar] = {}
+    model_version: str | None = "1"
+    id: str | None = ""
+    parameters: dict[str, Scalar] | None = {}
 
 
 def datatype(tensor: Tensor) -> str:
@@ -218,8 +220,9 @@ def decode_response(body: Body, header_length: int | None, memory: Memory | None
     """The answer in `body`; MalformedMessage for anything that is not exactly one. Outputs in `memory` are copied."""
     head, section = _split(body, header_length, _Response)
     outputs = _decode_tensors(head.outputs, section, memory, settled=True)
+    version, parameters = head.model_version or "1", head.parameters or {}
     return InferResponse(
-        model=head.model_name, outputs=outputs, version=head.model_version, id=head.id, parameters=head.parameters
+        model=head.model_name, outputs=outputs, version=version, id=head.id or "", parameters=parameters
     )
 
 

@@ -51,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """On the server that was asked, and on all tiers and links beyond it. Of it, where the server tells:"""
     remote_queue_s: float = 0.0
     remote_decode_s: float = 0.0
+    remote_load_s: float = 0.0
     remote_encode_s: float = 0.0
     answer_decode_s: float = 0.0
     """Making tensors of the cloud's answer."""
@@ -101,6 +102,7 @@ PHASES = (
     "link",
     "remote_queue",
     "remote_decode",
+    "remote_load",
     "remote",
     "hop_link",
     "hop",
@@ -115,7 +117,8 @@ PHASES = (
 
 def phases(report: Report) -> dict[str, float]:
     """Seconds by phase, only those that the request had; together they are its latency."""
-    within = report.hop_s + report.remote_queue_s + report.remote_decode_s + report.remote_encode_s
+    parts = (report.remote_queue_s, report.remote_decode_s, report.remote_load_s, report.remote_encode_s)
+    within = report.hop_s + sum(parts)
     seconds = {
         "queue": report.queue_s,
         "decode": report.decode_s,
@@ -124,6 +127,7 @@ def phases(report: Report) -> dict[str, float]:
         "link": report.link_s,
         "remote_queue": report.remote_queue_s,
         "remote_decode": report.remote_decode_s,
+        "remote_load": report.remote_load_s,
         "remote": report.remote_s - within,
         "hop_link": report.hop_s - report.hop_server_s,
         "hop": report.hop_server_s,

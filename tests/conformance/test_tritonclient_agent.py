@@ -7,6 +7,8 @@ endpoint in this process, as bytes and through system shared memory.
 from __future__ import annotations
 
 import asyncio
+import stat
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ import tritonclient.http.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+import edgesplit
 from harness import Cloud, eventually, frames
 from served_models import Served, loaded
 
@@ -31,10 +34,17 @@ Array = npt.NDArray[Any]
 
 
 @pytest.fixture(scope="module")
-def address(cloud: Cloud) -> str:
+def socket_path() -> Iterator[Path]:
+    """Where the agent's Unix socket is: a short path, wherever the test's folder lies."""
+    with tempfile.TemporaryDirectory(prefix="edgesplit-") as folder:
+        yield Path(folder) / "agent.sock"
+
+
+@pytest.fixture(scope="module")
+def address(cloud: Cloud, socket_path: Path) -> str:
     """HOST:PORT of a real agent, on which the digits model runs alone."""
     cloud.push_digits()
-    agent = cloud.agent("triton-cam")
+    agent = cloud.agent("triton-cam", "raspberrypi4", "--socket", str(socket_path), "--socket-mode", "660")
     cloud.edgectl("deploy", MODEL, "--partition", "device", "--to", "triton-cam", "--wait", "60")
     return agent.url.removeprefix("http://")
 
@@ -123,6 +133,19 @@ def test_the_asyncio_client(address: str, frame: Array, output: str, expected: A
             return result
 
     np.testing.assert_array_equal(asyncio.run(run()), expected)
+
+
+def test_our_client_over_the_agents_unix_socket(
+    address: str, socket_path: Path, frame: Array, output: str, expected: Array
+) -> None:
+    """The same answers as by TCP; the socket has the mode that was asked for."""
+    assert stat.S_IMODE(socket_path.stat().st_mode) == 0o660
+    with edgesplit.Client(f"unix://{socket_path}") as own:
+        assert own.models() == (MODEL,)
+        large = np.concatenate([frame, np.zeros(100_000, np.uint8)])  # what follows a JPEG's end is nobody's
+        for one in (frame, large):
+            answer = own.infer(MODEL, {"frame": one}, deadline_s=60)
+            np.testing.assert_allclose(answer.outputs[output], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_statistics_count_what_was_asked(client: Client, frame: Array) -> None:

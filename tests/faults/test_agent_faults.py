@@ -37,6 +37,8 @@ from edgesplit_agent.engine import Engine, Settings
 FIRST = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
 LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
 """The cut is always predicted the better of the two, however slow a busy host makes its link look."""
+ROOMY_S = 1.0
+"""Kept back from a deadline where a test looks at it: half of this is how late a busy machine may wake a thread."""
 
 
 def wrong_model(request: Request, good: Response) -> Response:
@@ -150,35 +152,35 @@ def test_the_cloud_wins_if_it_comes_before_the_tail_is_done() -> None:
 
 def test_the_tail_starts_early_enough_to_meet_a_short_deadline() -> None:
     """A deadline shorter than the usual patience: cloud and tail run at once, and the answer is in time."""
-    with world(LOCAL, FIRST) as (engine, cloud, _):
+    with world(LOCAL, FIRST, margin_s=ROOMY_S) as (engine, cloud, _):
         cloud.script = cloud.hold
         start = perf_counter()
-        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=0.2)
-        assert perf_counter() - start <= 0.2
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=1.2)
+        assert perf_counter() - start <= 1.2
         assert answer.report.fallback
 
 
 @pytest.mark.parametrize("script", [None, unavailable])
 def test_without_a_fallback_the_failure_is_typed_and_in_time(script: Callable[..., Response] | None) -> None:
     """The plan has no local row: a cloud that is silent or broken gives a typed error before the deadline."""
-    with world(REMOTE) as (engine, cloud, _):
+    with world(REMOTE, margin_s=ROOMY_S) as (engine, cloud, _):
         cloud.script = script or cloud.hold
         start = perf_counter()
         with pytest.raises(LinkError if script else DeadlineExceeded):
-            engine.infer("tiny", {"x": INPUT}, deadline_s=0.5)
-        assert perf_counter() - start <= 0.5
+            engine.infer("tiny", {"x": INPUT}, deadline_s=1.0)
+        assert perf_counter() - start <= 1.0
 
 
 def test_neither_cloud_nor_device_in_time_is_a_typed_error_before_the_deadline() -> None:
     """Both hang: the request does not."""
     steps = programs()
     steps["b"].may_run.clear()
-    with world(LOCAL, FIRST, steps=steps) as (engine, cloud, _):
+    with world(LOCAL, FIRST, steps=steps, margin_s=ROOMY_S) as (engine, cloud, _):
         cloud.script = cloud.hold
         start = perf_counter()
         with pytest.raises(DeadlineExceeded):
-            engine.infer("tiny", {"x": INPUT}, deadline_s=0.6)
-        assert perf_counter() - start <= 0.6
+            engine.infer("tiny", {"x": INPUT}, deadline_s=1.2)
+        assert perf_counter() - start <= 1.2
         steps["b"].may_run.set()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from edgesplit_cli.demo.run import free_port
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 from seen_world import Collector, Samples, asked, samples, value
 
-GIVEN = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", True)
+SPAN = "00f067aa0ba902b7"
 ASKED = 6
 
 
@@ -78,13 +79,12 @@ def _sum(page: Samples, name: str, **wanted: str) -> float:
 
 
 def test_the_pages_of_agent_and_offload_server_agree(seen: Seen) -> None:
-    """What the device had answered with the cloud's help is what the cloud answered; emulated says so everywhere."""
+    """The cloud answered what helped the device, and what came too late for it; emulated says so everywhere."""
     agent, server = seen.page("agent"), seen.page("offload")
-    answered = _sum(agent, "edgesplit_agent_requests_total", model="digits@1", outcome="answered")
-    assert answered > ASKED
+    asked_for = _sum(agent, "edgesplit_agent_requests_total", model="digits@1")
     helped = _sum(agent, "edgesplit_agent_phase_seconds_count", model="digits@1", phase="link")
-    assert helped > ASKED
-    assert helped == _sum(server, "edgesplit_offload_requests_total", model="digits@1", outcome="answered")
+    answered = _sum(server, "edgesplit_offload_requests_total", model="digits@1", outcome="answered")
+    assert asked_for > ASKED and 1 <= helped <= answered <= asked_for
     for name, labels in agent:
         assert not name.startswith("edgesplit_") or dict(labels)["emulated"] == "true"
     assert _sum(agent, "edgesplit_agent_phase_seconds_count", phase="decode") > ASKED
@@ -136,17 +136,24 @@ def test_the_controllers_page_counts_its_api_and_its_fleet(seen: Seen) -> None:
 
 def test_one_trace_shows_device_and_cloud(seen: Seen) -> None:
     """An application's traceparent, on the wire to the agent: both processes' spans arrive under its id."""
-    with trace.working_for(GIVEN):
-        report = seen.device.infer("digits", frame_input(frames(1)[0][0])).report
-    assert report.trace_id == GIVEN.trace_id and not report.fallback
+    jpeg = frames(1)[0][0]
+
+    def helped() -> TraceContext | None:
+        given = TraceContext(secrets.token_hex(16), SPAN, sampled=True)
+        with trace.working_for(given):
+            report = seen.device.infer("digits", frame_input(jpeg)).report
+        assert report.trace_id == given.trace_id
+        return None if report.fallback or report.row == "local" else given
+
+    given = eventually("an answer with the cloud's help", helped)
 
     def arrived() -> dict[tuple[str, str], Any] | None:
-        ours = [(service, span) for service, span in seen.collector.received if span.trace_id.hex() == GIVEN.trace_id]
+        ours = [(service, span) for service, span in seen.collector.received if span.trace_id.hex() == given.trace_id]
         found = {(service, span.name): span for service, span in ours}
         return found if {("edgesplit-agent", "infer digits"), ("edgesplit-offload", "offload")} <= set(found) else None
 
     spans = eventually("spans of both sides", arrived)
-    assert spans["edgesplit-agent", "infer digits"].parent_span_id.hex() == GIVEN.span_id
+    assert spans["edgesplit-agent", "infer digits"].parent_span_id.hex() == SPAN
     assert spans["edgesplit-offload", "offload"].parent_span_id == spans["edgesplit-agent", "offload"].span_id
     assert {"queue", "run"} <= {name for service, name in spans if service == "edgesplit-offload"}
 
@@ -162,9 +169,13 @@ def test_log_lines_of_a_request_name_it_and_its_trace(seen: Seen) -> None:
 def test_a_request_is_drawn_and_a_window_is_shown(seen: Seen) -> None:
     """`edgectl infer --timeline` has a line for each phase; `device show` has the latest window's means."""
     frame = next(iter(sorted((DIGITS / "frames").glob("*.jpg"))))
-    drawn = seen.cloud.edgectl("infer", "digits", str(frame), "--url", seen.device.url, "--timeline")
-    for phase in ("decode", "device", "encode", "link", "remote"):
-        assert f"  {phase} " in drawn
+    named = [f"  {phase} " for phase in ("decode", "device", "encode", "link", "remote")]
+
+    def drawn() -> bool:
+        picture = seen.cloud.edgectl("infer", "digits", str(frame), "--url", seen.device.url, "--timeline")
+        return all(name in picture for name in named)
+
+    eventually("a picture of an answer with the cloud's help", drawn)
     told = json.loads(seen.cloud.edgectl("infer", "digits", str(frame), "--url", seen.device.url, "--json"))
     assert sum(told["phases"].values()) == pytest.approx(told["report"]["latency_s"])
 

@@ -226,15 +226,15 @@ def test_a_request_behind_a_long_one_fails_before_its_deadline() -> None:
     """The processor is not free in time: a typed error, and not after the time was up."""
     steps = programs()
     steps["a"].may_run.clear()
-    engine = Engine("pi4", None)
+    engine = Engine("pi4", None, settings=Settings(margin_s=1.0))
     engine.serve("tiny", active(LOCAL, steps=steps))
     thread = threading.Thread(target=lambda: engine.infer("tiny", {"x": INPUT}, deadline_s=15))
     thread.start()
     assert steps["a"].entered.wait(10)
     start = perf_counter()
     with pytest.raises(DeadlineExceeded):
-        engine.infer("tiny", {"x": INPUT}, deadline_s=0.3)
-    assert perf_counter() - start <= 0.3
+        engine.infer("tiny", {"x": INPUT}, deadline_s=1.2)
+    assert perf_counter() - start <= 1.2
     steps["a"].may_run.set()
     thread.join(15)
     engine.stop()

@@ -161,6 +161,17 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
 
 
+def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both begin at once and the device wins each time: nothing is held against the cloud."""
+    monkeypatch.setattr("edgesplit_agent.finishing.LEAST_S", 1000.0)  # however slow this machine is
+    with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
+        cloud.script = cloud.hold
+        for _ in range(5):
+            assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.hedged
+        assert (engine.breaker.state, engine.breaker.failures) == ("closed", 0)
+        assert engine.hedging["device_won"] == 5
+
+
 @pytest.mark.parametrize("by_request", [True, False])
 def test_always_begins_at_once(by_request: bool) -> None:
     """Cloud and tail beside each other from the start, budget or not; the request's word goes before the agent's."""
@@ -456,6 +467,29 @@ def test_each_offload_server_has_its_own_breaker() -> None:
     assert len(own.asked) == 1
     engine.drop("theirs")
     assert engine._others == {} and elsewhere._closed
+    engine.stop()
+    own.stop()
+
+
+def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
+    """Its model is served by a release without a server of its own meanwhile: it goes where its own release says."""
+    own, steps = ScriptedCloud(), programs()
+    own.start()
+    elsewhere, theirs = Remote(own.server.url), active(CUT, steps=steps)
+    engine = Engine(
+        CLASS, None, settings=Settings(idle_probe_s=1e6),
+        remote_of=lambda release: elsewhere if release is theirs else None,
+    )  # fmt: skip
+    engine.serve("tiny", theirs)
+    hang(steps["a"])
+    asking = Asking(engine)
+    assert steps["a"].entered.wait(20)
+    engine.serve("tiny", active(LOCAL, digest="b" * 64))
+    steps["a"].may_run.set()
+    assert asking.answer.report.row == "cut-1"
+    assert len(own.asked) == 1
+    engine.drop("tiny")
+    assert elsewhere._closed
     engine.stop()
     own.stop()
 

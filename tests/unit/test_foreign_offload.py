@@ -96,14 +96,17 @@ def test_the_server_that_the_release_names_finishes(clouds: Start, manners: Mann
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
         assert np.array_equal(answer.outputs["y"], EXPECTED)
         assert answer.report.row == "cut-1" and not answer.report.fallback and answer.report.up_bytes > 0
+    conditions, breaker = engine.beyond("tiny")
+    assert conditions.remote_ok and breaker.state == "closed" and conditions != engine.conditions
     assert set(server.seen.models) == {NAME}
     assert set(server.seen.codings) == {""}
     assert not [name for seen in server.seen.headers for name in seen if name.startswith("edgesplit")]
 
 
-def test_a_server_that_takes_no_binary_tensors_is_refused_by_once(clouds: Start) -> None:
+@pytest.mark.parametrize("status", [400, 415, 422, 500])
+def test_a_server_that_takes_no_binary_tensors_is_found_out_once(clouds: Start, status: int) -> None:
     """The first request is asked again in JSON; all others begin so."""
-    engine, server = clouds(MLSERVER)
+    engine, server = clouds(dataclasses.replace(MLSERVER, not_json=status))
     for _ in range(3):
         engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
     assert server.seen.binary == [True, False, False, False]
@@ -150,6 +153,7 @@ def test_a_model_that_was_not_exported_there_is_the_servers_failure(manners: Man
         server.stop()
     assert isinstance(outcome, RemoteFailure) and outcome.cause == "server"
     assert outcome.status == manners.unknown_model and "unknown model" in outcome.text
+    assert server.seen.refused == 1
 
 
 def asked(remote: Remote, planned_s: float = 0.0) -> RemoteAnswer | RemoteFailure:

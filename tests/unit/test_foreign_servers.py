@@ -22,7 +22,7 @@ from edgesplit_cli.commands.export import chosen
 from edgesplit_cli.foreign_servers import inference_service, service_name, triton_config, write_model
 from edgesplit_cli.main import cli
 from edgesplit_partitioner.costs import CodecCost, Costs, LayerCost, TensorCost
-from edgesplit_partitioner.foreign_costs import foreign_costs, possible
+from edgesplit_partitioner.foreign_costs import check_servable, foreign_costs, possible
 from recut_world import CLASS, anatomy_for, made
 from unit import onnx_models as tiny
 
@@ -199,6 +199,13 @@ def test_for_a_foreign_server_pictures_are_decoded_on_the_device_and_nothing_is_
         assert gzip[name].encode_s["device"] > zstd[name].encode_s["device"]
     assert gzip["raw+zstd"].encode_s["device"] == pytest.approx(5.1 * 0.003)
     assert gzip["int8+zstd"].encode_s["device"] == pytest.approx(0.001 + 5.1 * 0.002)
+
+
+def test_a_model_that_foreign_servers_do_not_run_is_refused_before_it_is_released() -> None:
+    """And the refusal says what would do."""
+    check_servable("digits@1", "onnx")
+    with pytest.raises(ModelRefused, match=r"digits@1 is TFLITE.*push it so"):
+        check_servable("digits@1", "tflite")
 
 
 def test_all_in_the_cloud_means_all_but_the_decoding_of_pictures() -> None:

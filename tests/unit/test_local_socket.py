@@ -18,6 +18,7 @@ from edgesplit.channel import DESCRIPTORS, Channel
 from edgesplit.client import Client, Connection
 from edgesplit.errors import UsageError
 from edgesplit.http1 import Request, Response, Server, json_response
+from edgesplit_agent.main import main
 
 PATIENCE_S = 20.0
 
@@ -160,3 +161,11 @@ def test_what_a_connection_keeps_ends_with_it(short: Path) -> None:
     connection.close()
     assert ended.wait(PATIENCE_S)
     server.stop()
+
+
+@pytest.mark.parametrize("mode", ["999", "rw", "0", "440", "77777"])
+def test_a_mode_that_is_none_or_locks_the_agent_out_is_refused(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is done."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--data", "nowhere", "--socket-mode", mode])
+    assert ended.value.code == 2 and "mode" in capsys.readouterr().err

@@ -307,6 +307,36 @@ def test_one_whose_client_has_gone_is_not_run(serving: Callable[..., OffloadServ
     assert gate.runs == 1
 
 
+def test_bodies_at_a_time_are_bounded(
+    serving: Callable[..., OffloadServer], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of one server together: beyond that 503 with Retry-After before a byte of it is read; then there is room."""
+    monkeypatch.setattr("edgesplit.http1.LIMITS", replace(LIMITS, http_bodies_bytes=10_000))
+    server = serving(runtime=gate)
+    gate.leave.clear()
+    first = threading.Thread(target=ask, args=(server,))
+    first.start()
+    assert gate.begun.acquire(timeout=PATIENCE_S)
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+        connection.putrequest("POST", "/v2/edgesplit/probe")
+        connection.putheader("content-length", "10000")
+        connection.endheaders()
+        refused = connection.getresponse()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    gate.leave.set()
+    first.join(PATIENCE_S)
+    assert post(server, "/v2/edgesplit/probe", bytes(10_000)).status == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+def test_a_body_may_not_grow_beyond_what_its_model_takes(serving: Callable[..., OffloadServer], coding: str) -> None:
+    """A small body with far more inside than four numbers, however they are written: refused, not unpacked."""
+    pack = {"gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}[coding]
+    packed = pack(bytes(3_000_000))
+    reply = post(serving(), f"/v2/models/{CUT}/infer", packed, {"content-encoding": coding})
+    assert error(reply) == (400, "compressed body: more than 1048704 bytes inside")
+
+
 def test_many_at_once_load_each_slice_once(serving: Callable[..., OffloadServer], gate: Gate) -> None:
     """First use by many threads opens the release once and loads each slice once."""
     server = serving(runtime=gate, at_once=4, waiting=100)

@@ -6,18 +6,21 @@ whose device has vanished.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agent_world import eventually
 from edgesplit.errors import InferenceFailed, UsageError
 from edgesplit.providers import CPU, PROVIDERS, check_names, sift
 from edgesplit.release import Slice
 from edgesplit.runtime.onnx import OnnxProgram, OnnxRuntime, Twin
 from edgesplit.runtime.setup import Setup
-from worker_world import SMALL, Shelf, X, Y, double, hosted, run
+from edgesplit_agent.worker import hosted as hosted_worker
+from worker_world import SMALL, Shelf, X, Y, double, hosted, run, signal_worker
 
 ONE = Slice("s", "onnx", ("s",), (X,), (Y,))
 
@@ -97,3 +100,18 @@ def test_an_input_that_the_cpu_refuses_too_is_not_the_accelerator_s_fault(tmp_pa
     with pytest.raises(InferenceFailed):
         program.run({"x": np.zeros((1, 4), np.int64)})
     assert program._opened is opened and not told
+
+
+def test_workers_that_are_lost_with_an_accelerator_are_followed_by_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that takes the process down: the CPU answers, it is said, and after a while it is tried again."""
+    monkeypatch.setattr(hosted_worker, "LEFT_OUT", 1)
+    with hosted(tmp_path, double(), setup=Setup(providers=("cuda",))) as host:
+        signal_worker(host, signal.SIGSEGV)
+        eventually("it is left out", lambda: any("accelerator gone" in note for note in host.status()["notes"]))
+        assert np.array_equal(run(host, SMALL), SMALL * 2)
+        monkeypatch.setattr(hosted_worker, "ACCELERATOR_PAUSE_S", 0.0)
+        eventually("it is tried again", lambda: any("not in this build" in note for note in host.status()["notes"]))
+        assert np.array_equal(run(host, SMALL), SMALL * 2)
+        assert host.status()["starts"] == 3 and host.status()["lost"] == 1

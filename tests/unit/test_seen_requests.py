@@ -20,12 +20,13 @@ from edgesplit.seen.exposition import rendered
 from edgesplit_agent.endpoint import Endpoint
 from edgesplit_agent.engine import Answer
 from edgesplit_agent.main import _parser as parser
-from edgesplit_agent.metrics import RequestMetrics, outcome, readings
+from edgesplit_agent.metrics import RequestMetrics, outcome, power, readings
+from edgesplit_agent.sensors import Readings
 from edgesplit_agent.telemetry import Windows, fitting, telemetry
 from edgesplit_offload.visits import outcome as server_outcome
 from handmade_release import CUT as HANDMADE_CUT
 from handmade_release import DIGEST, MID
-from seen_world import INPUTS, MODEL, asked, both_sides, samples, value
+from seen_world import INPUTS, MODEL, NO_HEDGE, asked, both_sides, samples, value
 
 NOW = Conditions(link=LINK)
 SPLIT = msgspec.structs.replace(CUT, device_s=0.0)
@@ -98,7 +99,7 @@ def test_a_fallback_says_what_it_waited_for_and_what_the_tail_took() -> None:
     """And no second of the cloud's is counted."""
     with world(LOCAL, SPLIT) as (engine, cloud, _):
         cloud.script = unavailable
-        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20).report
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE).report
     assert report.fallback and report.cause == "server"
     assert report.waited_s > 0 and report.tail_s > 0 and report.device_s > report.tail_s
     found = phases(report)
@@ -117,7 +118,7 @@ def test_a_server_that_claims_more_seconds_than_it_had_is_not_believed(claim: st
 
     with world(LOCAL, SPLIT) as (engine, cloud, _):
         cloud.script = boasting
-        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20).report
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE).report
     assert not report.fallback
     assert (report.remote_queue_s, report.remote_decode_s, report.remote_encode_s) == (0.0, 0.0, 0.0)
 
@@ -153,6 +154,17 @@ def test_hostile_names_make_no_series(tmp_path: Path) -> None:
         series = [one for one in offload.series() if one.family == "edgesplit_offload_requests_total"]
     assert {one.labels for one in series} == {("", "", "rejected"), ("handmade@1", "cut-1", "rejected")}
     assert sum(one.value for one in series) == 301 and body and length and DIGEST
+
+
+def test_sensors_that_are_there_are_shown_and_others_are_not() -> None:
+    """No battery is no sample: a nought would be an empty one."""
+    read = Readings(battery_percent=40.0, celsius=61.5, under_voltage=False)
+    found = samples(rendered([*power("balanced", read)]))
+    ours = {name: number for (name, _), number in found.items() if name.startswith("edgesplit_")}
+    assert ours == {
+        "edgesplit_agent_power_mode": 1.0, "edgesplit_agent_battery_ratio": 0.4,
+        "edgesplit_agent_temperature_celsius": 61.5, "edgesplit_agent_under_voltage": 0.0,
+    }  # fmt: skip
 
 
 def test_devices_cannot_read_the_servers_metrics(tmp_path: Path) -> None:

@@ -247,6 +247,19 @@ def test_a_worker_ends_when_nobody_refers_to_its_release(tmp_path: Path) -> None
             run(host, SMALL, within_s=1)
 
 
+def test_a_closed_host_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its descriptors and its memory go at once, not when Python tidies up."""
+    held = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        with hosted(tmp_path, double()) as host:
+            run(host, SMALL)
+        del host
+        eventually("all is given back", lambda: len(os.listdir("/proc/self/fd")) <= held)
+    finally:
+        gc.enable()
+
+
 def test_a_model_that_cannot_be_opened_is_refused_with_the_engine_s_words(tmp_path: Path) -> None:
     """As in the agent's own process."""
     from onnx import helper

@@ -90,7 +90,6 @@ class Worker:
         self._turn = threading.Lock()
         self._asked: _Asked | None = None
         self._number = 0
-        self._shared = Shared(self._tell)
         self.notes: tuple[str, ...] = ()
         self._task: Task | None = None
         self._watched: Task | None = None
@@ -106,6 +105,7 @@ class Worker:
             ours.close()
             raise EdgeError(f"no worker process can be started: {error.strerror}") from error
         self.words = LastWords(name, self._process.stdout)
+        self._shared = Shared(self._channel)
         self._poll = select.poll()
         self._poll.register(self._channel.fileno(), 0)  # nothing but that the other end hangs up
         self._poll.register(self.words.fileno(), select.POLLIN)

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 
 from edgesplit.runtime import Tensor
 from edgesplit.segments import Segment
 from edgesplit_agent.worker.placing import IN_PLACE
-from edgesplit_agent.worker.talk import Forget, Map, ToWorker
+from edgesplit_agent.worker.talk import Channel, Forget, Map, ToAgent
 
 SMALLEST = 4_096
 """Tensors below are written anew: that is less work than looking for them."""
-Tell = Callable[[ToWorker, tuple[int, ...]], None]
+TELLING_S = 60.0
+"""A worker that reads nothing for so long is given up sooner by whoever watches it."""
 
 
 class Shared:
     """Segments by the number that this worker knows them by."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, channel: Channel[ToAgent]) -> None:
+        self._channel = channel
         self._numbers: weakref.WeakKeyDictionary[Segment, int] = weakref.WeakKeyDictionary()
         self._known: dict[int, tuple[weakref.ref[Segment], int]] = {}
         self._next = 1
@@ -54,7 +54,7 @@ class Shared:
             raise ValueError("closed") from error
         number, self._next = self._next, self._next + 1
         try:
-            self._tell(Map(number, segment.size), (descriptor,))
+            self._channel.send(Map(number, segment.size), (descriptor,), TELLING_S)
         finally:
             os.close(descriptor)
         self._numbers[segment] = number
@@ -65,7 +65,7 @@ class Shared:
         """Have the worker forget what is closed."""
         gone = [number for number, (segment, _) in self._known.items() if _is_closed(segment())]
         if gone:
-            self._tell(Forget(tuple(gone)), ())
+            self._channel.send(Forget(tuple(gone)), (), TELLING_S)
             for number in gone:
                 del self._known[number]
 

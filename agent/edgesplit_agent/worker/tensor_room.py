@@ -11,8 +11,9 @@ import itertools
 import mmap
 import threading
 import weakref
-from collections import deque
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,13 +24,24 @@ from edgesplit_agent.worker.placing import Memory, aligned
 SMALLEST_SEGMENT = 2**20
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Part of a segment."""
 
     segment: Segment
     offset: int
     memory: Memory
+
+
+class _Place(NamedTuple):
+    segment: int
+    offset: int
+    bytes: int
+
+
+class _Watched(weakref.ref[Memory]):
+    """Knows which place is free when that memory is gone."""
+
+    place: _Place
 
 
 class TensorRoom:
@@ -42,38 +54,51 @@ class TensorRoom:
         self._segments: dict[int, Segment] = {}
         self._free: dict[int, list[tuple[int, int]]] = {}
         """By segment: (offset, bytes) in order, no two touching."""
-        self._returned: deque[tuple[int, int, int]] = deque()
-        """What came back. Whoever lets go of the last view may hold any lock: it only writes this down."""
+        self._out: dict[_Place, _Watched] = {}
+        self._back: defaultdict[int, deque[_Place]] = defaultdict(deque)
+        """What came back, by size: the next of that size takes it. Whoever lets go of the last view may hold any lock,
+        this one too, so that nothing but an append happens then."""
 
     def take(self, size: int) -> Piece:
         """So many bytes. They are given back when the piece's memory and all views of it are gone. Busy where there is
         no room."""
         size = max(aligned(size), aligned(1))
         with self._lock:
-            self._collect()
-            place = self._cut(size)
-            if place is None:
-                self._grow(size)
-                place = self._cut(size)
-            assert place is not None
-            number, offset = place
-            segment = self._segments[number]
-            memory = np.frombuffer(segment.memory, np.uint8, size, offset)
-        weakref.finalize(memory, self._returned.append, (number, offset, size)).atexit = False
-        return Piece(segment, offset, memory)
+            place = self._back[size].pop() if self._back.get(size) else self._found(size)
+            segment = self._segments[place.segment]
+            memory = np.frombuffer(segment.memory, np.uint8, size, place.offset)
+            watched = _Watched(memory, self._gone)
+            watched.place = place
+            self._out[place] = watched
+        return Piece(segment, place.offset, memory)
 
     @property
     def held_bytes(self) -> int:
         """Shared memory in all."""
         return sum(one.size for one in list(self._segments.values()))
 
-    def _cut(self, size: int) -> tuple[int, int] | None:
+    def _gone(self, watched: weakref.ref[Memory]) -> None:
+        assert isinstance(watched, _Watched)
+        del self._out[watched.place]
+        self._back[watched.place.bytes].append(watched.place)
+
+    def _found(self, size: int) -> _Place:
+        place = self._cut(size)
+        if place is None:
+            self._collect()
+            place = self._cut(size)
+        if place is None:
+            self._grow(size)
+            place = self._cut(size)
+        assert place is not None
+        return place
+
+    def _cut(self, size: int) -> _Place | None:
         for number, spans in self._free.items():
-            for place, (offset, length) in enumerate(spans):
+            for at, (offset, length) in enumerate(spans):
                 if length >= size:
-                    rest = [(offset + size, length - size)] if length > size else []
-                    spans[place : place + 1] = rest
-                    return number, offset
+                    spans[at : at + 1] = [(offset + size, length - size)] if length > size else []
+                    return _Place(number, offset, size)
         return None
 
     def _grow(self, size: int) -> None:
@@ -101,10 +126,18 @@ class TensorRoom:
         return self._free[number] == [(0, self._segments[number].size)]
 
     def _collect(self) -> None:
-        while self._returned:
-            number, offset, size = self._returned.popleft()
-            spans = sorted([*self._free[number], (offset, size)])
-            self._free[number] = _joined(spans)
+        """Join what came back to what is free."""
+        returned: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for place in _emptied(self._back):
+            returned[place.segment].append((place.offset, place.bytes))
+        for number, spans in returned.items():
+            self._free[number] = _joined(sorted([*self._free[number], *spans]))
+
+
+def _emptied(back: defaultdict[int, deque[_Place]]) -> Iterator[_Place]:
+    for places in list(back.values()):
+        while places:
+            yield places.pop()
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

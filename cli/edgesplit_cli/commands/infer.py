@@ -28,7 +28,11 @@ MOST_DEADLINE_S = 3600.0
 @click.argument("model")
 @click.argument("source", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--device", default=None, help="A device of this controller whose agent runs on this machine.")
-@click.option("--url", default=None, help="The agent's address. [default: http://127.0.0.1:8600]")
+@click.option(
+    "--url",
+    default=None,
+    help="The agent's address, http://… or unix:///…/agent.sock. [default: http://127.0.0.1:8600]",
+)
 @click.option(
     "--deadline",
     "deadline_s",

@@ -52,9 +52,9 @@ AGENT_PHASE_S = Family(
     "histogram",
     "Where that time went, for each phase that an answered request had. phase: queue (waiting for the device's "
     "processor), decode (the input), device (its slices), encode (the boundary), link (both ways, not separable), "
-    "remote_queue, remote_decode, remote (its slices), hop_link and hop (link to and seconds in the tier beyond a "
-    "gateway), remote_encode, answer_decode, waited (for a cloud that did not help), tail (finishing alone), other "
-    "(what no phase explains).",
+    "remote_queue, remote_decode, remote_load, remote (its slices), hop_link and hop (link to and seconds in the tier "
+    "beyond a gateway), remote_encode, answer_decode, waited (for a cloud that did not help), tail (finishing alone), "
+    "other (what no phase explains).",
     ("model", "phase"),
 )
 AGENT_FALLBACKS = Family(
@@ -130,6 +130,21 @@ AGENT_SERVER_LOAD = Family(
 AGENT_SLOWDOWN = Family(
     "edgesplit_agent_slowdown_factor", "gauge", "This device's seconds beside those that the plan was made with."
 )
+AGENT_POWER_MODE = Family(
+    "edgesplit_agent_power_mode",
+    "gauge",
+    "1 for the mode in use: performance, balanced, saver.",
+    ("mode",),
+)
+AGENT_BATTERY = Family("edgesplit_agent_battery_ratio", "gauge", "Charge of the batteries, where there are any.")
+AGENT_WATTS = Family("edgesplit_agent_power_watts", "gauge", "What the whole device draws, where a sensor tells.")
+AGENT_CELSIUS = Family("edgesplit_agent_temperature_celsius", "gauge", "Of the hottest zone, where a sensor tells.")
+AGENT_CLOCK = Family(
+    "edgesplit_agent_clock_ratio", "gauge", "What the processor's clock may reach now, as a part of what it could."
+)
+AGENT_UNDER_VOLTAGE = Family(
+    "edgesplit_agent_under_voltage", "gauge", "1 while the supply is too weak, where the firmware tells."
+)
 AGENT_CONNECTED = Family("edgesplit_agent_broker_connected", "gauge", "1 while the agent has its broker session.")
 
 # The offload server
@@ -154,8 +169,8 @@ OFFLOAD_REQUEST_S = Family(
 OFFLOAD_PHASE_S = Family(
     "edgesplit_offload_phase_seconds",
     "histogram",
-    "Where that time went. phase: decode (body and boundary codecs), queue, run, hop (a gateway's wait for "
-    "the next tier), encode.",
+    "Where that time went. phase: decode (body and boundary codecs), load (a model that was not), queue, run, hop (a "
+    "gateway's wait for the next tier), encode.",
     ("model", "phase"),
 )
 OFFLOAD_BATCH = Family(

@@ -18,9 +18,10 @@ LONGEST_HEADER = 512
 LONGEST_S = 1e5
 _ENTRY = re.compile(r"\s*([a-z_]{1,24});dur=(\d{1,9}(?:\.\d{1,9})?)\s*")
 
-QUEUE, DECODE, RUN, HOP, ENCODE = "queue", "decode", "run", "hop", "encode"
-SERVER_PHASES = (QUEUE, DECODE, RUN, HOP, ENCODE)
-"""What an offload server does with a request; `hop` is a gateway's wait for the next tier."""
+QUEUE, DECODE, LOAD, RUN, HOP, ENCODE = "queue", "decode", "load", "run", "hop", "encode"
+SERVER_PHASES = (QUEUE, DECODE, LOAD, RUN, HOP, ENCODE)
+"""What an offload server does with a request; `load` is a model's first, or first after its eviction; `hop` a gateway's
+wait for the next tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,122 @@
+"""What the supervisor and its processes say to each other: questions that go round, words on the wire, a bad start."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit_offload.rounds import ROUND_S, Rounds
+from edgesplit_offload.supervisor import Supervisor
+from edgesplit_offload.talk import Alive, Answers, Ask, Message, Question, Ready, Talk, Told
+
+
+class Peer:
+    """One who is asked, and what it heard."""
+
+    def __init__(self, *, reachable: bool = True) -> None:
+        self.heard: list[Message] = []
+        self._reachable = reachable
+
+    def say(self, message: Message) -> bool:
+        self.heard.append(message)
+        return self._reachable
+
+
+def asked(*peers: Peer) -> tuple[Rounds, list[list[Any]], int]:
+    """A round among these, what it ended with, and its number."""
+    rounds, ended = Rounds(), list[list[Any]]()
+    rounds.begin("how many", None, peers, ended.append)
+    number = next((one.number for peer in peers for one in peer.heard if isinstance(one, Question)), 0)
+    return rounds, ended, number
+
+
+def test_a_round_ends_with_everybodys_answers() -> None:
+    """Once, when the last has told; what comes after that changes nothing."""
+    a, b = Peer(), Peer()
+    rounds, ended, number = asked(a, b)
+    rounds.told(a, Told(number, True, 1))
+    assert ended == []
+    rounds.told(b, Told(number, True, 2))
+    rounds.told(b, Told(number, True, 3))
+    assert ended == [[1, 2]]
+
+
+def test_a_round_goes_on_without_those_that_cannot_answer() -> None:
+    """One that does not know, one that has gone, one that cannot be reached, one that is late."""
+    a, b, c, far = Peer(), Peer(), Peer(), Peer(reachable=False)
+    rounds, ended, number = asked(a, b, c, far)
+    rounds.told(a, Told(number, False))
+    rounds.gone(b)
+    rounds.expire(0.0)
+    assert ended == []
+    rounds.told(c, Told(number, True, 3))
+    assert ended == [[3]]
+    late, ended, number = asked(Peer(), a)
+    late.told(a, Told(max(number, 1), True, 1))
+    late.expire(float("inf"))
+    assert ended == [[1]]
+    assert ROUND_S > 0
+
+
+def test_a_round_among_nobody_ends_at_once() -> None:
+    """There is nothing to wait for."""
+    _, ended, _ = asked()
+    assert ended == [[]]
+
+
+def both_ends() -> tuple[Talk, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return Talk(ours), theirs
+
+
+def test_words_arrive_as_they_were_said() -> None:
+    """Of every kind, in their order, whatever they carry; until the other end closes."""
+    one, raw = both_ends()
+    other = Talk(raw)
+    said: list[Message] = [
+        Ready(), Alive(), Ask(1, "series"), Question(2, "load", "model"), Told(3, True, {"a": [1, 2.5, None]}),
+        Answers(4, ["x" * 100_000]),
+    ]  # fmt: skip
+    heard = other.messages()
+    for message in said:
+        assert one.send(message)
+        assert next(heard) == message
+    one.close()
+    assert list(heard) == []
+    assert not one.send(Alive())
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        b"\x00\x00",
+        struct.pack("!I", 2**31),
+        struct.pack("!I", 5) + b"abc",
+        struct.pack("!I", 3) + b"\xff\xff\xff",
+        struct.pack("!I", 5) + msgspec.msgpack.encode("text"),
+        struct.pack("!I", 14) + msgspec.msgpack.encode({"type": "stranger"})[:14],
+    ],
+)
+def test_a_peer_that_says_anything_else_has_gone(spoilt: bytes) -> None:
+    """Nothing is raised, nothing is made of it, and no memory is taken by its word."""
+    one, raw = both_ends()
+    raw.sendall(spoilt)
+    raw.close()
+    assert list(one.messages()) == []
+
+
+def test_processes_that_do_not_live_are_said_at_the_start() -> None:
+    """After a few tries, not for ever; the port is free again."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    supervisor = Supervisor(listener, [sys.executable, "-c", "raise SystemExit(1)"], 2, stuck_after_s=60.0)
+    with pytest.raises(UsageError, match="could be started"):
+        supervisor.start()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
