@@ -5,6 +5,7 @@ Rows of several plans and codecs that leave the same slices to this side share o
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,7 @@ class FarHalf:
         memory: Memory,
     ) -> None:
         self.pace = Pace()
+        self._kind = hashlib.sha256(f"{release.digest} {remote}".encode()).hexdigest()[:32]
         self._release = release
         self._order = tuple(remote)
         self._inputs, self._outputs = ends
@@ -65,6 +67,11 @@ class FarHalf:
         self._slices = [release.manifest.slice(name) for name in remote]
         self._alone = [self._piece(one) for one in self._slices]
         self._together: list[Piece] | None = None
+
+    @property
+    def beside(self) -> str:
+        """Of what kind the requests are that had better be in one process, to share runs; empty where they need not."""
+        return self._kind if self.pace.most > 1 else ""
 
     @property
     def is_loaded(self) -> bool:

@@ -15,6 +15,7 @@ import dataclasses
 import logging
 import os
 import re
+import socket
 import ssl
 import threading
 import uuid
@@ -99,6 +100,7 @@ class OffloadServer:
         revoked: Container[object] = frozenset(),
         siblings: Siblings | None = None,
         on_closed: Callable[[], None] = lambda: None,
+        move: Callable[[socket.socket, str], bool] | None = None,
         tracer: Tracer = OFF,
         onward: Onward | None = None,
     ) -> None:
@@ -121,7 +123,7 @@ class OffloadServer:
         self._siblings.listen({**self._management.answerers, SERIES: lambda _: told(self._mark, self.series())})
         self._ending = threading.Event()
         self.http = Server(
-            self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
+            self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed, move=move
         )
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
             "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
@@ -256,7 +258,9 @@ class OffloadServer:
         kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
         sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
         queue = {QUEUE_HEADER: f"{visit.timeline.total(QUEUE):.6f}"}
-        return Response(200, {**kind, **sized, **coded, **queue, **finished.headers, **visit.headers()}, buffers)
+        return Response(
+            200, {**kind, **sized, **coded, **queue, **finished.headers, **visit.headers()}, buffers, model.half.beside
+        )
 
     def _finish(self, model: RemoteModel, asked: Asked, client: str | None, visit: Visit) -> Finished:
         """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""

@@ -13,6 +13,7 @@ import selectors
 import socket
 import subprocess
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any
 
 from edgesplit.errors import UsageError
 from edgesplit_offload.rounds import Rounds
-from edgesplit_offload.talk import Alive, Answers, Ask, Closed, Drain, Message, Notice, Ready, Talk, Told
+from edgesplit_offload.talk import FRESH, MOVED, Alive, Answers, Ask, Closed, Drain, Message, Notice, Ready, Talk, Told
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ START_S = 60.0
 HOPELESS = 3
 """So many ended before any was ready: none will be."""
 LOOK_S = 0.1
+KIND_BYTES = 64
+KINDS = 1_024
+"""That are remembered, and who gathers them."""
 KILL_S = 3.0
 """What a process gets beyond its time to drain."""
 
@@ -50,10 +54,10 @@ class Serving:
     open: int = 0
     """Connections that it has."""
 
-    def take(self, sock: socket.socket) -> bool:
+    def take(self, sock: socket.socket, how: bytes = FRESH) -> bool:
         """Whether the connection is its now: it may have gone, or not be reading."""
         try:
-            socket.send_fds(self.connections, [b"c"], [sock.fileno()], socket.MSG_DONTWAIT)
+            socket.send_fds(self.connections, [how], [sock.fileno()], socket.MSG_DONTWAIT)
         except OSError:
             return False
         self.open += 1
@@ -82,6 +86,7 @@ class Supervisor:
         self._changed = threading.Condition(self._lock)
         self._serving: list[Serving] = []
         self._rounds = Rounds()
+        self._gathering: OrderedDict[bytes, Serving] = OrderedDict()
         self._stopping = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="accepting", daemon=True)
         self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
@@ -180,6 +185,31 @@ class Supervisor:
                     return
         log.warning("no serving process took a connection")
 
+    def _move(self, one: Serving) -> None:
+        """Connections that this process hands on, each to the process where others of its kind are."""
+        while True:
+            try:
+                beside, descriptors, _, _ = socket.recv_fds(one.connections, KIND_BYTES, 1)
+            except OSError:
+                return
+            if not beside:
+                return
+            for descriptor in descriptors:
+                with socket.socket(fileno=descriptor) as sock:
+                    self._gather(sock, beside, one)
+
+    def _gather(self, sock: socket.socket, beside: bytes, one: Serving) -> None:
+        """To the process that gathers this kind; the first that hands one on is that from now on."""
+        with self._lock:
+            found = self._gathering.get(beside)
+            gathering = found if found in self._serving else one
+            self._gathering[beside] = gathering
+            self._gathering.move_to_end(beside)
+            while len(self._gathering) > KINDS:
+                self._gathering.popitem(last=False)
+            if not gathering.take(sock, MOVED):
+                one.take(sock, MOVED)
+
     # Keeping them alive
 
     def _spawn(self) -> None:
@@ -197,7 +227,8 @@ class Supervisor:
         one = Serving(process, Talk(ours), giving)
         with self._lock:
             self._serving.append(one)
-        threading.Thread(target=self._listen, args=(one,), name="listening", daemon=True).start()
+        for work, name in ((self._listen, "listening"), (self._move, "moving")):
+            threading.Thread(target=work, args=(one,), name=name, daemon=True).start()
 
     def _keep(self) -> None:
         """See that there are as many as there should be, and that each of them lives."""

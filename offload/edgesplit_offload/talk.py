@@ -18,6 +18,8 @@ import msgspec
 from edgesplit.errors import LinkError
 
 LONGEST_BYTES = 64 * 2**20
+FRESH, MOVED = b"f", b"m"
+"""What goes with a connection that is handed over: it was just accepted, or came from another process."""
 _LENGTH = struct.Struct("!I")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from edgesplit.lifetime import on_stop_signals
 from edgesplit_offload.server import OffloadServer
 from edgesplit_offload.siblings import Answerers
-from edgesplit_offload.talk import Alive, Answers, Ask, Closed, Drain, Notice, Question, Ready, Talk, Told
+from edgesplit_offload.talk import MOVED, Alive, Answers, Ask, Closed, Drain, Notice, Question, Ready, Talk, Told
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,14 @@ class Worker:
         """A connection has ended: the supervisor counts them."""
         self._talk.send(Closed())
 
+    def move(self, sock: socket.socket, beside: str) -> bool:
+        """Whether the supervisor has the connection now, to hand it to the process where others of its kind are."""
+        try:
+            socket.send_fds(self._connections, [beside.encode()], [sock.fileno()], socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
     def serve(self, server: OffloadServer) -> None:
         """Until the supervisor says so, or has gone, or a signal comes."""
         on_stop_signals(self._ending.set)
@@ -118,4 +126,4 @@ class Worker:
             if not byte:
                 return
             for descriptor in descriptors:
-                server.http.admit(socket.socket(fileno=descriptor))
+                server.http.admit(socket.socket(fileno=descriptor), settled=byte == MOVED)

@@ -93,6 +93,8 @@ class Response:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Sequence[bytes | memoryview] = ()
+    beside: str = ""
+    """Where further requests of this connection are better served beside others of a kind: which kind."""
 
 
 Handler = Callable[[Request], Response]
@@ -205,9 +207,11 @@ def split_target(url: bytes) -> tuple[str, str]:
 class _Connection:
     """One accepted connection, from handshake to close. Runs in its own thread."""
 
-    def __init__(self, server: Server, sock: socket.socket) -> None:
+    def __init__(self, server: Server, sock: socket.socket, *, settled: bool = False) -> None:
         self._server = server
         self._sock = sock
+        self._settled = settled
+        self._has_moved = False
         self._left = bytearray()
         self._channel = Channel(sock)
         self.peer: str | None = None
@@ -230,9 +234,10 @@ class _Connection:
             self._channel.close()
 
     def close(self) -> None:
-        """End the connection now, whatever it is doing, from any thread."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        """End the connection now, whatever it is doing, from any thread; one that has moved lives on elsewhere."""
+        if not self._has_moved:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._sock.close()
 
@@ -265,7 +270,9 @@ class _Connection:
             self._channel.drop_descriptors()
             keep = head.keep_alive and not self._server.is_stopping
             self._send(response, keep=keep, with_body=head.method != "HEAD")
-        return keep
+            if keep and response.beside and not self._settled and not self._left:
+                self._has_moved = self._server.moves(self._sock, response.beside)
+        return keep and not self._has_moved
 
     def _receive_head(self) -> bytes:
         """The next header block. Its first byte may take as long as a connection may idle, the whole block may not."""
@@ -428,6 +435,7 @@ class Server:
         tls: ssl.SSLContext | None = None,
         max_connections: int = 256,
         on_closed: Callable[[], None] = lambda: None,
+        move: Callable[[socket.socket, str], bool] | None = None,
         path: Path | None = None,
         mode: int = 0o600,
         group: str | None = None,
@@ -438,6 +446,7 @@ class Server:
         self._group = group
         self._at_path = (0, 0)
         self._on_closed = on_closed
+        self._move = move
         self._host = host
         self._wanted_port = port
         self._tls = tls
@@ -545,9 +554,13 @@ class Server:
                 continue
             self.admit(sock)
 
-    def admit(self, sock: socket.socket) -> None:
+    def moves(self, sock: socket.socket, beside: str) -> bool:
+        """Whether another process serves this connection from now on. Never over TLS, whose state cannot move."""
+        return self._move is not None and not isinstance(sock, ssl.SSLSocket) and self._move(sock, beside)
+
+    def admit(self, sock: socket.socket, *, settled: bool = False) -> None:
         """Serve a connection that was accepted, here or by another process, in a thread of its own; or turn it away
-        where there are too many already. `on_closed` is called when it has ended."""
+        where there are too many already. `on_closed` is called when it has ended; `settled`: it never moves on."""
         with self._changed:
             has_room = len(self._connections) < self._max_connections
         if self.is_stopping or not has_room:
@@ -557,7 +570,7 @@ class Server:
         try:
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            connection = _Connection(self, sock)
+            connection = _Connection(self, sock, settled=settled)
             thread = threading.Thread(target=self._run, args=(connection,), name="http-connection", daemon=True)
             with self._changed:
                 self._connections[connection] = thread

@@ -69,6 +69,7 @@ def have(state: ReleaseState | None = None, **more: object) -> DeviceState:
         (want(("m", A)), have(ReleaseState(manifest=True, whole=True), online=False), Stage(A)),
         (want(("m", A)), have(replace(DONE, verified=False), online=False), Verify(A)),
         (want(("m", A)), have(DONE, online=False), Activate("m", A)),
+        (want(("m", A)), have(replace(DONE, whole=False)), FetchMissing(A)),  # golden inputs, swept meanwhile
         (want(("m", A)), have(DONE, offer=b"newer"), Consider(b"newer")),  # F3: a newer one supersedes in any state
         (want(("m", A)), have(DONE, running={"m": A}), None),
         (want(("m", A)), have(DONE, running={"m": A}, reported=False), Report()),

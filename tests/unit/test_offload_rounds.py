@@ -12,8 +12,8 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit_offload.rounds import ROUND_S, Rounds
-from edgesplit_offload.supervisor import Supervisor
-from edgesplit_offload.talk import Alive, Answers, Ask, Message, Question, Ready, Talk, Told
+from edgesplit_offload.supervisor import Serving, Supervisor
+from edgesplit_offload.talk import MOVED, Alive, Answers, Ask, Message, Question, Ready, Talk, Told
 
 
 class Peer:
@@ -109,6 +109,43 @@ def test_a_peer_that_says_anything_else_has_gone(spoilt: bytes) -> None:
     raw.sendall(spoilt)
     raw.close()
     assert list(one.messages()) == []
+
+
+class Child:
+    """A serving process as the supervisor holds it, and our end of what it is handed."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        talk, self._other = socket.socketpair()
+        self.serving = Serving(None, Talk(talk), ours)  # type: ignore[arg-type]
+
+    def handed(self) -> bytes:
+        """With which mark a connection came."""
+        self.theirs.settimeout(20.0)
+        mark, descriptors, _, _ = socket.recv_fds(self.theirs, 8, 1)
+        for one in descriptors:
+            socket.socket(fileno=one).close()
+        return mark
+
+
+def test_connections_of_one_kind_come_together() -> None:
+    """The first process that hands one on gathers them from then on; where it is gone, the next that does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        supervisor = Supervisor(listener, [], 0, stuck_after_s=60.0)
+        a, b = Child(), Child()
+        supervisor._serving = [a.serving, b.serving]
+        with socket.create_connection(listener.getsockname()) as sock:
+            supervisor._gather(sock, b"kind", a.serving)
+            assert a.handed() == MOVED
+            supervisor._gather(sock, b"kind", b.serving)
+            assert a.handed() == MOVED
+            supervisor._gather(sock, b"other", b.serving)
+            assert b.handed() == MOVED
+            supervisor._serving = [b.serving]
+            supervisor._gather(sock, b"kind", b.serving)
+            assert b.handed() == MOVED
+            supervisor._hand_over(sock)
+        assert (a.serving.open, b.serving.open) == (2, 2)
 
 
 def test_processes_that_do_not_live_are_said_at_the_start() -> None:
