@@ -29,7 +29,7 @@ DOUBT_S = 0.4
 PROBE_TIMEOUT_S = 5.0
 OVERDUE_S = 0.75
 """A request unanswered for so long, and three times what it should take, with no other answered since: nobody there."""
-UNHEARD_S = 1.0
+UNHEARD_S = 0.5
 """A cloud that loses every race is believed to live for so long since it was last heard of."""
 LONGEST_WAIT_S = 3600.0
 WAKE_UP = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
