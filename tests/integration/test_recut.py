@@ -154,7 +154,7 @@ def test_a_thief_of_the_online_keys_changes_no_device(controller: Controller, ag
         assert agent.client.infer("tiny", FEEDS, deadline_s=20).report.release == base.digest
         far = oip.remote_name(stolen.digest, CLASS, "cut-1")
         with pytest.raises(TrustError, match=reason):
-            controller.offload._shelf.model(far).programs()
+            controller.offload._shelf.model(far).half.load()
 
     controller.replan(honest)
     eventually("an honest recut runs", lambda: agent.runs(honest), 60)  # type: ignore[arg-type]

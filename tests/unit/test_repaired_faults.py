@@ -140,4 +140,4 @@ def test_an_agent_starts_without_any_option() -> None:
     """A check of `--gateway-metrics` was put to its default too, and no agent started any more."""
     from edgesplit_agent.main import _parser
 
-    assert _parser().parse_args(["run", "--data", "somewhere"]).gateway_metrics == ""
+    assert _parser().parse_args(["run", "--data", "somewhere"]).gateway_metrics is None
