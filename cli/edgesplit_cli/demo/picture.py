@@ -15,7 +15,7 @@ LABELS = {
     LOCAL: "all on the device",
     INSIDE: "cut inside the model",
     REMOTE: "all in the cloud",
-    FALLBACK: "cloud silent, finished alone",
+    FALLBACK: "cloud late or silent, finished alone",
 }
 BANDS = (
     ("link-drop", "link-back", "LTE link at a tenth", "#f6e7c8"),
