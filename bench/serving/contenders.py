@@ -86,7 +86,7 @@ def _ours_unbatched(job: Job, environment: Environment | None) -> Prepared:
     )
     if "--batching" not in told.stdout:
         raise NotMeasured(f"{OURS_UNBATCHED}: this version of the server has no --batching")
-    return _ours("--batching", "off")(job, environment)
+    return _ours("--mode", "fast", "--batching", "off")(job, environment)
 
 
 def _triton(*, batching: bool) -> Callable[[Job, Environment | None], Prepared]:
@@ -191,10 +191,12 @@ def _floor(kind: str, processes: int) -> Callable[[Job, Environment | None], Pre
     return prepare
 
 
-OURS, OURS_UNBATCHED = "edgesplit", "edgesplit, batching off"
+OURS, OURS_UNBATCHED, OURS_EXACT = "edgesplit", "edgesplit, batching off", "edgesplit, exact"
+"""The first two fuse as all the others do (`--mode fast`)."""
 TRITON, TRITON_BATCHER = "Triton", "Triton, batcher"
 CONTENDERS = (
-    Contender(OURS, _ours()),
+    Contender(OURS, _ours("--mode", "fast")),
+    Contender(OURS_EXACT, _ours(), "", ("conv-1ms", "conv-10ms")),
     Contender(OURS_UNBATCHED, _ours_unbatched, "", ("conv-1ms", "conv-10ms", "dense")),
     Contender(TRITON, _triton(batching=False), "triton"),
     Contender(TRITON_BATCHER, _triton(batching=True), "triton", ("dense",)),

@@ -110,6 +110,7 @@ def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **how
         given.root(options),
         tls=given.tls(options),
         revoked=given.revoked(options),
+        runtime=given.engine(options),
         threads=options.threads,
         at_once=options.runs or given.runs_at_once(processes, options.threads),
         memory=None if options.memory is None else options.memory // processes,

@@ -12,6 +12,8 @@ from pathlib import Path
 from edgesplit.errors import UsageError
 from edgesplit.links import host_and_port
 from edgesplit.remote import Remote
+from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit.runtime.setup import Setup
 from edgesplit.seen import logs
 from edgesplit_offload.onward import WAITING, Onward
 
@@ -41,6 +43,13 @@ def parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--processes", type=int, default=0, help="serving processes behind the port (default 0: by the cores)")
     add("--threads", type=int, default=1, help="of one run (default %(default)s: other counts give other last bits)")
+    add(
+        "--mode",
+        choices=("exact", "fast"),
+        default="exact",
+        help="exact: the whole model's bits on one machine; fast: onnxruntime may fuse further, and last digits differ "
+        "(default %(default)s)",
+    )
     add("--runs", type=int, default=0, help="at once, of each process (default 0: what gives them all the cores)")
     add("--memory", type=_bytes, metavar="SIZE", help="for loaded models in all, as in 2GB (default: no bound)")
     add(
@@ -94,6 +103,11 @@ def runs_at_once(processes: int, threads: int, cores: int | None = None) -> int:
     known = cores or len(os.sched_getaffinity(0))
     share = -(-known // (processes * threads))
     return max(1, share)
+
+
+def engine(options: argparse.Namespace) -> EngineByFormat:
+    """What runs the slices, as `--threads` and `--mode` say."""
+    return EngineByFormat(setup=Setup(threads=options.threads, optimise=options.mode))
 
 
 def tls(options: argparse.Namespace) -> ssl.SSLContext | None:

@@ -11,11 +11,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from edgesplit_cli.commands.offload import offload
-from offload_world import PATIENCE_S, Signed, signed_release
+from edgesplit_cli.main import cli
+from offload_world import PATIENCE_S, Serving, Signed, signed_release
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,12 @@ def test_any_folder_of_releases_is_served(signed: Signed) -> None:
 def test_a_wrong_call_says_what_to_do(signed: Signed, tmp_path: Path, words: list[str], says: str) -> None:
     """Exit code 2, and no process is started."""
     filled = [word.format(here=tmp_path, root=signed.root) for word in words]
-    ended = CliRunner().invoke(offload, ["serve", *filled], obj=tmp_path)
+    ended = CliRunner().invoke(cli, ["--data", str(tmp_path), "offload", "serve", *filled])
     assert ended.exit_code == 2, ended.output
     assert says in ended.output + str(ended.exception)
+
+
+def test_a_fast_server_answers_the_same(signed: Signed) -> None:
+    """`--mode fast` reaches the serving process, which loads and runs the slices."""
+    with Serving(signed, "--processes", 1, "--mode", "fast") as serving:
+        assert np.allclose(serving.answer(3), 6.0)

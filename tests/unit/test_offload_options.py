@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from edgesplit.errors import UsageError
+from edgesplit.runtime.setup import Setup
 from edgesplit_offload import options as given
 
 ALWAYS = ["--releases", "r", "--root", "root.json"]
 
 
-def parsed(*words: str) -> object:
+def parsed(*words: str) -> argparse.Namespace:
     return given.checked(given.parser().parse_args([*ALWAYS, *words]))
 
 
@@ -27,7 +30,7 @@ def parsed(*words: str) -> object:
 )
 def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
     """Decimal and binary units, in any case."""
-    assert parsed("--memory", text).memory == count  # type: ignore[attr-defined]
+    assert parsed("--memory", text).memory == count
 
 
 @pytest.mark.parametrize("text", ["", "much", "0", "-1GB", "1XB", "nan", "1e9", "9" * 40])
@@ -58,3 +61,9 @@ def test_numbers_that_make_no_sense_are_refused(words: tuple[str, str]) -> None:
     """By the option's name."""
     with pytest.raises(UsageError, match=words[0]):
         parsed(*words)
+
+
+def test_bits_are_kept_unless_speed_is_asked_for() -> None:
+    """`--mode fast` has to be said; threads go with either."""
+    assert given.engine(parsed()).setup == Setup()
+    assert given.engine(parsed("--mode", "fast", "--threads", "2")).setup == Setup(threads=2, optimise="fast")

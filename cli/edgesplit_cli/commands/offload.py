@@ -40,6 +40,13 @@ def offload() -> None:
 @click.option("--revoked", type=click.Path(path_type=Path), help="The authority's revocation list (PEM).")
 @click.option("--processes", type=click.IntRange(1), help="Serving processes behind the port. [default: by the cores]")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of one run.")
+@click.option(
+    "--mode",
+    type=click.Choice(["exact", "fast"]),
+    default="exact",
+    show_default=True,
+    help="exact: the whole model's bits on one machine. fast: onnxruntime may fuse further, and last digits differ.",
+)
 @click.option("--runs", type=click.IntRange(1), help="Runs at once in each process. [default: all together the cores]")
 @click.option("--memory", metavar="SIZE", help="For loaded models in all, as in 2GB. [default: no bound]")
 @click.option(
