@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import time
 
 import msgspec
@@ -24,10 +23,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from edgesplit.children import Child
 from edgesplit.durable import write_durably
-from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError, UsageError
+from edgesplit.errors import EdgeError, LinkError, MalformedMessage, UsageError
 from edgesplit.identity import Credentials, certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
 from edgesplit.links import host_and_port
+from edgesplit.revocation import authority_key, revoked_in
 from edgesplit_agent.enrolment import credentials, post
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.renewal import due_in_s
@@ -177,7 +177,7 @@ class GatewayServer:
 
     def _keep_list(self) -> None:
         """Take over a revocation list that says something else than the one we have. The first must come."""
-        authority = _authority(self._folder.ca_file)
+        authority = authority_key(self._folder.ca_file)
         try:
             raw = self._ask("revoked", b"{}")
             serials = revoked_in(raw, authority)
@@ -230,26 +230,6 @@ _COMMAND: Sequence[str] = (sys.executable, "-m", "edgesplit_offload.main")
 def listen_address(text: str) -> tuple[str, int]:
     """HOST:PORT, or :PORT for every address; else UsageError."""
     return host_and_port(f"0.0.0.0{text}" if text.startswith(":") else text, "gateway's server")
-
-
-def revoked_in(raw: bytes, authority: Ed25519PublicKey) -> frozenset[int]:
-    """The serial numbers in a revocation list; TrustError unless the authority signed it."""
-    try:
-        listed = x509.load_pem_x509_crl(raw)
-        ours = listed.is_signature_valid(authority)
-        serials = frozenset(entry.serial_number for entry in listed)
-    except Exception as error:  # OpenSSL's binding has many ways to dislike bytes, and not all are a ValueError
-        raise TrustError(f"this is no revocation list: {error}") from error
-    if not ours:
-        raise TrustError("this is not a revocation list of our authority")
-    return serials
-
-
-def _authority(ca_file: Path) -> Ed25519PublicKey:
-    key = x509.load_pem_x509_certificate(ca_file.read_bytes()).public_key()
-    if not isinstance(key, Ed25519PublicKey):
-        raise TrustError(f"{ca_file}: the authority's key is not Ed25519")
-    return key
 
 
 class _Given(msgspec.Struct):

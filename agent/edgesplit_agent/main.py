@@ -11,19 +11,20 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
-from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
+from edgesplit.lifetime import add_die_with_parent, end_with_parent, on_stop_signals, wait_until
 from edgesplit.links import host_and_port, parse_link, parse_rate
 from edgesplit.providers import PROVIDERS, check_names
 from edgesplit.runtime.setup import Optimise
 from edgesplit.seen import logs
 from edgesplit.seen.listener import parse_address
+from edgesplit.sizes import parse_size
 from edgesplit.uplink_trace import UplinkTrace, read_uplink_trace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
@@ -31,15 +32,15 @@ from edgesplit_agent.active import RELATIVE_TOLERANCE
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
-from edgesplit_agent.fetch_hours import Span, parse_span
+from edgesplit_agent.fetch_hours import parse_span
 from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.foreign import Trust
 from edgesplit_agent.gateway import listen_address
-from edgesplit_agent.room import parse_size
 from edgesplit_agent.stance import POLICIES, parse_watts
 from edgesplit_agent.stance import Wishes as PowerWishes
 
 log = logging.getLogger("edgesplit_agent")
+T = TypeVar("T")
 MOST_THREADS = 256
 LONGEST_HEALTH_S = 86_400.0
 
@@ -64,6 +65,27 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="serve models until stopped")
     _data(run)
+    _whereabouts(run)
+    _releases(run)
+    _power(run)
+    _applications(run)
+    _models(run)
+    add_die_with_parent(run)
+    _seen(run)
+    run.set_defaults(command=_run)
+    status = commands.add_parser("status", help="what the agent on this folder does now")
+    _data(status)
+    status.set_defaults(command=_status)
+    enrolment = commands.add_parser("enrol", help="become the device that a claim names")
+    _data(enrolment)
+    enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
+    enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
+    enrolment.set_defaults(command=_enrol)
+    return parser
+
+
+def _whereabouts(run: argparse.ArgumentParser) -> None:
+    """Who it is and whom it talks to."""
     run.add_argument("--claim", type=Path, metavar="FILE", help="enrol with this claim first, if not enrolled yet")
     run.add_argument(
         "--port", type=_port, default=8600, metavar="N", help="of the local endpoint; 0: any (default 8600)"
@@ -86,6 +108,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
     run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
+
+
+def _releases(run: argparse.ArgumentParser) -> None:
+    """What is fetched, when, and what it may do with what it sees."""
     run.add_argument("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
     run.add_argument(
         "--keep-raw-input", action="store_true", help="whatever a plan says, what applications give does not leave"
@@ -105,18 +131,22 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a new release serves so long without a failure of its own before it is committed (default {HEALTH_S:g})",
     )
     run.add_argument(
-        "--fetch-window", type=_span, action="append", default=[], metavar="HH:MM-HH:MM",
+        "--fetch-window", type=_told(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
         help="fetch releases only then, local time; may cross midnight and be given several times",
     )  # fmt: skip
     run.add_argument(
         "--store-quota",
-        type=_size,
+        type=_told(parse_size),
         metavar="SIZE",
         help="releases take no more, as in 2GB (default: half the disk)",
     )
+
+
+def _power(run: argparse.ArgumentParser) -> None:
+    """Battery, power, sensors."""
     run.add_argument(
         "--power-budget",
-        type=_watts,
+        type=_told(parse_watts),
         metavar="WATTS",
         help="draw no more than this on average, as in 4W: slower rows where they take less",
     )
@@ -135,6 +165,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the emulated link's uplink follows this trace (mahimahi's format), round after round",
     )
+
+
+def _applications(run: argparse.ArgumentParser) -> None:
+    """The Unix socket."""
     run.add_argument(
         "--socket", type=Path, metavar="PATH|none", help="Unix socket for applications (default: agent.sock in DIR)"
     )
@@ -142,6 +176,10 @@ def _parser() -> argparse.ArgumentParser:
         "--socket-mode", type=_mode, default=0o600, metavar="MODE", help="who may use it, as in 660 (default 600)"
     )
     run.add_argument("--socket-group", metavar="GROUP", help="its group, in place of the agent's own")
+
+
+def _models(run: argparse.ArgumentParser) -> None:
+    """How models run, and when two run for one request."""
     run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
@@ -160,12 +198,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--providers",
-        type=_providers,
+        type=_told(_providers),
         metavar="NAMES",
         help=f"accelerators to try first, as in cuda,cpu (of {', '.join(PROVIDERS)}; default: the device profile's)",
     )
     run.add_argument(
-        "--worker-memory", type=_size, default=0, metavar="SIZE",
+        "--worker-memory", type=_told(parse_size), default=0, metavar="SIZE",
         help="a worker process takes no more, as in 500MB (default: half of the memory)",
     )  # fmt: skip
     run.add_argument(
@@ -182,34 +220,20 @@ def _parser() -> argparse.ArgumentParser:
         help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone "
         "would (default: all of it on mains, a tenth on a battery that runs down, nothing to save joules)",
     )
+
+
+def _seen(run: argparse.ArgumentParser) -> None:
+    """What is told of it."""
     run.add_argument(
-        "--die-with-parent",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="PID",
-        help="stop when the parent (of that number) ends",
-    )
-    run.add_argument(
-        "--metrics", type=_metrics, metavar="ADDRESS:PORT",
+        "--metrics", type=_told(parse_address), metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
     )  # fmt: skip
     run.add_argument(
-        "--gateway-metrics", type=_metrics_text, metavar="ADDRESS:PORT",
+        "--gateway-metrics", type=_told(_metrics_text), metavar="ADDRESS:PORT",
         help="the same for the server of a gateway",
     )  # fmt: skip
     run.add_argument("--log-level", default="info", choices=logs.LEVELS)
     run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
-    run.set_defaults(command=_run)
-    status = commands.add_parser("status", help="what the agent on this folder does now")
-    _data(status)
-    status.set_defaults(command=_status)
-    enrolment = commands.add_parser("enrol", help="become the device that a claim names")
-    _data(enrolment)
-    enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
-    enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
-    enrolment.set_defaults(command=_enrol)
-    return parser
 
 
 def _data(parser: argparse.ArgumentParser) -> None:
@@ -248,45 +272,26 @@ def _part(text: str) -> float:
     return part
 
 
-def _span(text: str) -> Span:
-    try:
-        return parse_span(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def _told(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """The same for argparse: what the parser says of a word that is none becomes the option's error."""
 
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return read
 
 
 def _providers(text: str) -> tuple[str, ...]:
-    try:
-        return check_names(tuple(one.strip() for one in text.split(",") if one.strip()))
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return check_names(tuple(one.strip() for one in text.split(",") if one.strip()))
 
 
 def _metrics_text(text: str) -> str:
     if text:  # argparse asks for the default too
-        _metrics(text)
+        parse_address(text)
     return text
-
-
-def _metrics(text: str) -> tuple[str, int]:
-    try:
-        return parse_address(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _watts(text: str) -> float:
-    try:
-        return parse_watts(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _threads(text: str) -> int:

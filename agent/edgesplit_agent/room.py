@@ -6,17 +6,15 @@ be gone back to are `protected`: they are never dropped, whatever is wanted.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from edgesplit.errors import EdgeError, UsageError
+from edgesplit.errors import EdgeError
 
 RESERVE_BYTES = 16 * 2**20
 """Never filled: logs, metadata and the next session number need room too."""
 PAPERS_BYTES = 2**20
 """What a release needs besides its slices: manifest and proof."""
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class NoRoom(EdgeError):
@@ -71,14 +69,6 @@ def drop_next(release: str, need: int, disk: Disk, stored: Sequence[Stored], pro
 def default_quota(total: int) -> int:
     """Half of the disk that the data folder lies on."""
     return total // 2
-
-
-def parse_size(text: str) -> int:
-    """Bytes that `text` spells, as in 2GB, 500MB or 1.5GiB; else UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
-    if not found or found[2] not in _UNITS or not float(found[1]):
-        raise UsageError(f"not a size: {text[:80]!r} (as in 2GB or 500MB)")
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def _mb(size: int) -> str:

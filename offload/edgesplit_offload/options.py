@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import ssl
 from collections.abc import Container
 from pathlib import Path
 
 from edgesplit.errors import UsageError
+from edgesplit.lifetime import add_die_with_parent
 from edgesplit.links import host_and_port
 from edgesplit.remote import Remote
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.setup import Setup
 from edgesplit.seen import logs
+from edgesplit.sizes import parse_size
 from edgesplit_offload.onward import WAITING, Onward
 
 DEFAULT_PORT = 8500
@@ -22,7 +23,6 @@ FEW_CORES_PROCESSES = 3
 """On four cores, the most that was measured to gain; machines with many get one for each `CORES_PER_PROCESS`."""
 CORES_PER_PROCESS = 4
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,14 +69,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--log", default="info", choices=logs.LEVELS, help="level (default %(default)s)")
     add("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line (default %(default)s)")
-    add(
-        "--die-with-parent",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="PID",
-        help="stop when the parent (of that number) ends",
-    )
+    add_die_with_parent(made)
     add("--worker", help=argparse.SUPPRESS)
     return made
 
@@ -161,7 +154,7 @@ def root(options: argparse.Namespace) -> bytes:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", text.strip().lower())
-    if found is None or not (count := int(float(found[1]) * _UNITS[found[2] or ""])):
-        raise UsageError(f"--memory: not a size: {text[:80]!r} (as in 800MB, 2GB or 1GiB)")
-    return count
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"--memory: {error}") from error

@@ -11,10 +11,8 @@ import threading
 from pathlib import Path
 from time import monotonic
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from edgesplit.errors import TrustError, UsageError
+from edgesplit.revocation import authority_key, revoked_in
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ class Revoked:
 
     def __init__(self, path: Path, ca_file: Path) -> None:
         self._path = path
-        self._authority = _authority(ca_file)
+        self._authority = authority_key(ca_file)
         self._lock = threading.Lock()
         self._seen: tuple[int, int, int] | None = None
         self._looked = 0.0
@@ -52,22 +50,4 @@ class Revoked:
         except OSError as error:
             raise UsageError(f"cannot read the revocation list {self._path}: {error.strerror}") from error
         self._seen = mark
-        try:
-            listed = x509.load_pem_x509_crl(raw)
-            ours = listed.is_signature_valid(self._authority)
-            serials = frozenset(entry.serial_number for entry in listed)
-        except Exception as error:  # OpenSSL's binding has many ways to dislike bytes, and not all are a ValueError
-            raise TrustError(f"{self._path} is no revocation list: {error}") from error
-        if not ours:
-            raise TrustError(f"{self._path} is not a revocation list of our authority")
-        return serials
-
-
-def _authority(ca_file: Path) -> Ed25519PublicKey:
-    try:
-        key = x509.load_pem_x509_certificate(ca_file.read_bytes()).public_key()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{ca_file} cannot be read as a certificate: {error}") from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(f"{ca_file}: the authority's key is not Ed25519")
-    return key
+        return revoked_in(raw, self._authority, self._path)

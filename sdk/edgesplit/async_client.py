@@ -11,7 +11,6 @@ import logging
 import ssl
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -19,7 +18,7 @@ from edgesplit import catalogue, oip
 from edgesplit.address import Address
 from edgesplit.async_connection import AsyncConnection
 from edgesplit.attempts import Attempts
-from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, LinkError
+from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError
 from edgesplit.frames import Errors, Result, StreamSettings, Window
 from edgesplit.question import PLAIN, Answer, Question, check_deadline
 from edgesplit.reply import Reply
@@ -193,13 +192,8 @@ class AsyncClient:
         stream.start()
         try:
             while (given := await stream.next()) is not None:
-                number, result = given
-                if isinstance(result, Answer):
-                    yield replace(result, frame=number)
-                elif settings.errors == "yield":
+                if (result := settings.given(*given)) is not None:
                     yield result
-                elif not isinstance(result, Dropped):
-                    raise result
         finally:
             await stream.stop()
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from edgesplit.address import Address
 from edgesplit.arena import SEGMENT_PATH, Arena, offer
-from edgesplit.connection import Body, passing, request_head
-from edgesplit.errors import DeadlineExceeded, EdgeError, LinkError, MalformedMessage
+from edgesplit.connection import Body, failures_told, passing, request_head
+from edgesplit.errors import EdgeError, LinkError
 from edgesplit.question import Answer, Question
 from edgesplit.reply import Incoming, Reply, new_scratch
 from edgesplit.segments import Segment
@@ -55,7 +55,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         reopen: bool = True,
     ) -> Reply:
         """One request and its response by `deadline`; as `edgesplit.connection.Connection.exchange`."""
-        try:
+        with failures_told(self._address, self.close):
             if not self.is_open:
                 if not reopen:
                     raise LinkError("closed meanwhile")
@@ -65,18 +65,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._waiting = asyncio.get_running_loop().create_future()
             self._send(request_head(self._address, method, path, headers or {}, body), body, descriptor)
             reply = await _by(deadline, _result(self._waiting))
-        except (TimeoutError, asyncio.TimeoutError) as error:
-            self.close()
-            raise DeadlineExceeded(f"{self._address}: no answer in time") from error
-        except OSError as error:
-            self.close()
-            raise LinkError(f"{self._address}: {error or type(error).__name__}") from error
-        except (LinkError, MalformedMessage) as error:
-            self.close()
-            raise type(error)(f"{self._address}: {error}") from error
-        except BaseException:
-            self.close()
-            raise
         if not incoming.keep:
             self.close()
         return reply
@@ -208,4 +196,7 @@ async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
     if left_s <= 0:
         work.close()
         raise TimeoutError("the deadline has passed")
-    return await asyncio.wait_for(work, left_s)
+    try:
+        return await asyncio.wait_for(work, left_s)
+    except asyncio.TimeoutError as error:  # before Python 3.11 no TimeoutError
+        raise TimeoutError("the deadline has passed") from error

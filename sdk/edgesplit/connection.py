@@ -11,7 +11,7 @@ import contextlib
 import select
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
 from edgesplit.address import Address
@@ -30,6 +30,26 @@ def request_head(address: Address, method: str, path: str, headers: Mapping[str,
     length = {"content-length": str(sum(len(part) for part in body))} if method != "GET" else {}
     lines = [f"{name}: {value}" for name, value in {"host": address.host_header, **length, **headers}.items()]
     return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode("latin-1")
+
+
+@contextlib.contextmanager
+def failures_told(address: Address, close: Callable[[], None]) -> Iterator[None]:
+    """An exchange that fails closes its connection, and what failed is told by `address`: DeadlineExceeded, LinkError,
+    or MalformedMessage. Anything else closes it too, and rises as it is."""
+    try:
+        yield
+    except TimeoutError as error:
+        close()
+        raise DeadlineExceeded(f"{address}: no answer in time") from error
+    except OSError as error:
+        close()
+        raise LinkError(f"{address}: {error or type(error).__name__}") from error
+    except (LinkError, MalformedMessage) as error:
+        close()
+        raise type(error)(f"{address}: {error}") from error
+    except BaseException:
+        close()
+        raise
 
 
 class Connection:
@@ -82,23 +102,11 @@ class Connection:
         DeadlineExceeded, LinkError, or MalformedMessage where the response is none; the connection is closed then.
         """
         incoming = Incoming(self._scratch)
-        try:
+        with failures_told(self._address, self.close):
             sock = self._opened(deadline, reopen)
             head = request_head(self._address, method, path, headers or {}, body)
             self._send(sock, head, body, deadline, descriptor)
             reply = self._receive(sock, incoming, deadline)
-        except TimeoutError as error:
-            self.close()
-            raise DeadlineExceeded(f"{self._address}: no answer in time") from error
-        except OSError as error:
-            self.close()
-            raise LinkError(f"{self._address}: {error or type(error).__name__}") from error
-        except (LinkError, MalformedMessage) as error:
-            self.close()
-            raise type(error)(f"{self._address}: {error}") from error
-        except BaseException:
-            self.close()
-            raise
         if not incoming.keep:
             self.close()
         return reply

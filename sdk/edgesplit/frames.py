@@ -49,6 +49,16 @@ class StreamSettings:
         wishes = replace(self.wishes, stream=self.wishes.stream or stream, drop=self.drop)
         return Question.of(self.model, frame, self.outputs, parameters=to_parameters(wishes))
 
+    def given(self, number: int, result: Result) -> Result | None:
+        """What the application gets of a frame's result: None for nothing. Raises the error where it wants that."""
+        if isinstance(result, Answer):
+            return replace(result, frame=number)
+        if self.errors == "yield":
+            return result
+        if not isinstance(result, Dropped):
+            raise result
+        return None
+
 
 @dataclass
 class _Entry(Generic[T]):

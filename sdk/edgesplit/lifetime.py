@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import signal
@@ -25,6 +26,18 @@ def end_with_parent(parent: int, signum: signal.Signals = signal.SIGTERM) -> Non
     parent = parent or os.getppid()
     if _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0 or os.getppid() != parent:
         raise UsageError("cannot end with the parent process: it has ended already, or this is not Linux")
+
+
+def add_die_with_parent(parser: argparse.ArgumentParser) -> None:
+    """The option by which whoever starts a process asks for `end_with_parent`."""
+    parser.add_argument(
+        "--die-with-parent",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PID",
+        help="stop when the parent (of that number) ends",
+    )
 
 
 def gain_no_privileges() -> None:

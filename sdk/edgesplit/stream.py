@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
 
-from edgesplit.errors import Dropped, EdgeError
+from edgesplit.errors import EdgeError
 from edgesplit.frames import Result, StreamSettings, Window
 from edgesplit.question import Answer, Question
 
@@ -32,13 +31,8 @@ def answers(settings: StreamSettings, frames: Iterable[Any], client: Asks) -> It
     stream.start()
     try:
         while (given := stream.next()) is not None:
-            number, result = given
-            if isinstance(result, Answer):
-                yield replace(result, frame=number)
-            elif settings.errors == "yield":
+            if (result := settings.given(*given)) is not None:
                 yield result
-            elif not isinstance(result, Dropped):
-                raise result
     finally:
         stream.stop()
 

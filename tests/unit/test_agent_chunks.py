@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.release import Chunk, SliceFile, decode_manifest, release_digest
 from edgesplit.releases import Release, adopt_release, open_release
+from edgesplit.sizes import parse_size
 from edgesplit_agent import chunks as chunks_module
 from edgesplit_agent.chunks import Assembly, ChunkStore, Layout, bytes_held
-from edgesplit_agent.room import RESERVE_BYTES, Disk, NoRoom, Stored, drop_next, parse_size
+from edgesplit_agent.room import RESERVE_BYTES, Disk, NoRoom, Stored, drop_next
 from trust_world import World, sample_release
 
 SLICES = {"head", "tail"}

@@ -11,8 +11,9 @@ from cryptography import x509
 from edgesplit.durable import write_durably
 from edgesplit.errors import LinkError, TrustError, UsageError
 from edgesplit.identity import certificate_request, load_or_make_key
+from edgesplit.revocation import revoked_in
 from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.gateway import GatewayServer, Onward, revoked_in
+from edgesplit_agent.gateway import GatewayServer, Onward
 from edgesplit_controller import ca
 from edgesplit_controller.ca import Authority
 
