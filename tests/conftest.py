@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def reference_models() -> Path:
     if not (folder / "models").is_dir():
         pytest.skip(f"no reference models in {folder}; set EDGESPLIT_MODELS to their folder")
     return folder
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder with a short path, wherever the other temporary folders are: a Unix socket's path has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

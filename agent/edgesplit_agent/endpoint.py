@@ -143,7 +143,7 @@ class Endpoint:
         except Exception:
             self._statistics.failed(model, _version(release), perf_counter() - began)
             raise
-        self._statistics.succeeded(model, _version(release), perf_counter() - began, _parts(report))
+        self._statistics.succeeded(model, _version(release), perf_counter() - began, parts_of(report))
         return response
 
     def _answered(self, model: str, release: ActiveRelease, request: Request) -> tuple[Response, Report]:
@@ -192,13 +192,15 @@ def _kept(inputs: Mapping[str, oip.Tensor], release: ActiveRelease) -> Mapping[s
     return {**inputs, **{name: np.array(inputs[name]) for name in passed}} if passed else inputs
 
 
-def _parts(report: Report) -> dict[str, float]:
-    """What a request's time went into; what is left of it was waiting."""
-    known_s = report.encode_s + report.device_s + report.link_s + report.remote_s
+def parts_of(report: Report) -> dict[str, float]:
+    """What a request's time went into; what is left of it was waiting. Device and cloud may have worked at the same
+    time: the parts are never more than the whole."""
+    input_s = min(report.encode_s, report.latency_s)
+    infer_s = min(report.device_s + report.link_s + report.remote_s, report.latency_s - input_s)
     return {
-        "queue": max(0.0, report.latency_s - known_s),
-        "compute_input": report.encode_s,
-        "compute_infer": report.device_s + report.link_s + report.remote_s,
+        "queue": report.latency_s - input_s - infer_s,
+        "compute_input": input_s,
+        "compute_infer": infer_s,
     }
 
 

@@ -1,13 +1,15 @@
 """A Unix socket to listen on: nobody connects before its mode is set, a dead program's is replaced, a living one's not.
 
 It is bound under another name, given its mode and owner, and renamed into place: so there is no moment in which it
-is too open, and one that a killed program left behind is replaced in one step.
+is too open, and one that a killed program left behind is replaced in one step. That other name is reached through
+its folder's descriptor: only the path that clients use has to fit into an address.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import stat
@@ -23,13 +25,12 @@ _PROBE_S = 2.0
 
 def listening(path: Path, mode: int = 0o600, group: str | None = None) -> socket.socket:
     """A socket that listens at `path`. UsageError, which says what to do, where it cannot be."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    _check_length(beside)
+    beside = path.with_name(f".sock-{os.getpid()}-{secrets.token_hex(4)}")
+    _check_length(path)
     _check_free(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        beside.unlink(missing_ok=True)
-        sock.bind(str(beside))
+        _bind(sock, beside)
         os.chmod(beside, mode & 0o777)
         if group is not None:
             shutil.chown(beside, group=group)
@@ -42,6 +43,14 @@ def listening(path: Path, mode: int = 0o600, group: str | None = None) -> socket
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot listen on the socket {path}: {reason}; name another place with --socket") from error
     return sock
+
+
+def _bind(sock: socket.socket, path: Path) -> None:
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        sock.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
 
 
 def _check_length(path: Path) -> None:

@@ -36,7 +36,7 @@ Array = npt.NDArray[Any]
 @pytest.fixture(scope="module")
 def socket_path() -> Iterator[Path]:
     """Where the agent's Unix socket is: a short path, wherever the test's folder lies."""
-    with tempfile.TemporaryDirectory(prefix="edgesplit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as folder:
         yield Path(folder) / "agent.sock"
 
 

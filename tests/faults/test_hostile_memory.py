@@ -99,10 +99,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     if not FOLDER.is_dir():
         pytest.skip(f"no {FOLDER}: this system has no POSIX shared memory")
-    monkeypatch.chdir(tmp_path)  # the socket is named relative to it: its own path may be too long
+    monkeypatch.chdir(socket_folder)
     own = World()
     yield own
     own.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,15 +65,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    own = World(Path(os.path.relpath(tmp_path)) if len(str(tmp_path)) < 80 else _short(monkeypatch, tmp_path))
+def world(socket_folder: Path) -> Iterator[World]:
+    own = World(socket_folder)
     yield own
     own.stop()
-
-
-def _short(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
-    monkeypatch.chdir(folder)
-    return Path()
 
 
 Ask = Callable[..., oip.Tensor]
@@ -137,7 +131,7 @@ def test_an_error_leaves_the_memory_usable(world: World, ask: Ask) -> None:
     np.testing.assert_array_equal(ask(), 2 * X)
 
 
-def test_the_server_may_restart_between_two_requests(world: World, ask: Ask, tmp_path: Path) -> None:
+def test_the_server_may_restart_between_two_requests(world: World, ask: Ask) -> None:
     """The new one knows nothing of the old one's segments: the client offers its memory anew."""
     np.testing.assert_array_equal(ask(), 2 * X)
     path = Path(world.url.removeprefix("unix://"))

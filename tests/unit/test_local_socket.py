@@ -24,10 +24,9 @@ PATIENCE_S = 20.0
 
 
 @pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder; sockets in it are named relative to it, for its own path may be too long for one."""
-    folder = tmp_path_factory.mktemp("s")
-    monkeypatch.chdir(folder)
+def short(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for sockets, entered: relative paths work too."""
+    monkeypatch.chdir(socket_folder)
     return Path()
 
 
@@ -96,6 +95,15 @@ def test_a_path_that_is_too_long_is_said_with_its_length(tmp_path: Path) -> None
     """Before the kernel cuts it, or says something else."""
     with pytest.raises(UsageError, match="at most 107 bytes"):
         local_socket.listening(tmp_path / ("x" * 120))
+
+
+def test_a_path_that_just_fits_is_served(socket_folder: Path) -> None:
+    """It was refused for the length of the name that the socket has for a moment before."""
+    path = socket_folder / ("x" * (local_socket.LONGEST_PATH - len(str(socket_folder)) - 1))
+    server = Server(lambda _: Response(), path=path)
+    server.start()
+    assert answered(path)
+    server.stop()
 
 
 @pytest.fixture
