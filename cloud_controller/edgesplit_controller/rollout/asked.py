@@ -50,6 +50,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Refuse where another rollout of the model is on its way to one of the devices."""
 
 
+PLAIN = Asked()
+"""All devices at once."""
+
+
 def terms_of(asked: Asked, now: float) -> Terms:
     """The terms that were asked for, whole and in bounds."""
     stages = parse_stages(asked.stages)

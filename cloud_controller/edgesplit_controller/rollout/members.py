@@ -24,14 +24,14 @@ Known = Callable[[Member], Evidence]
 
 
 def advance(member: Member, rollout: Rollout, seen: Seen, known: Known, now: float) -> Member:
-    """The device as it stands now. What it must be told (`failed`, not yet `returning`) is the caller's to see to."""
-    if member.state in ("skipped", "superseded") or (member.state == "gone back" and not member.returning):
+    """The device as it stands now. What it must be told (`failed`, not yet `goes_back`) is the caller's to see to."""
+    if member.state in ("skipped", "superseded") or (member.state == "gone back" and not member.goes_back):
         return member
     if seen.revoked:
-        return replace(member, state="skipped", cause="the device was revoked", returning=False, counts=False)
+        return replace(member, state="skipped", cause="the device was revoked", goes_back=False, counts=False)
     if not seen.ours:
-        return replace(member, state="superseded", returning=False)
-    if member.returning:
+        return replace(member, state="superseded", goes_back=False)
+    if member.goes_back:
         return _return(member, rollout, seen.report, now)
     if member.state in ON_THE_WAY or member.state == "timed out":
         return _timed(_heard(member, rollout, seen.report, known, now), rollout, now)
@@ -80,11 +80,11 @@ def _timed(member: Member, rollout: Rollout, now: float) -> Member:
 def _return(member: Member, rollout: Rollout, report: Report | None, now: float) -> Member:
     """It was told to go back: it has, as soon as it says so; and is awaited no longer than others are."""
     if report is not None and report.counter >= member.counter and report.release == member.previous:
-        return replace(member, state="gone back", returning=False)
+        return replace(member, state="gone back", goes_back=False)
     if now < member.told_at + min(GO_BACK_S, rollout.terms.device_timeout_s):
         return member
     cause = f"{member.cause}; " if member.cause else ""
-    return replace(member, returning=False, cause=f"{cause}it has not said yet that it went back"[:LONGEST_CAUSE])
+    return replace(member, goes_back=False, cause=f"{cause}it has not said yet that it went back"[:LONGEST_CAUSE])
 
 
 def fail(member: Member, cause: str, kind: str) -> Member:

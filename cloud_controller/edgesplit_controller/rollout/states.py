@@ -45,7 +45,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     told_at: float = 0.0
     ran_at: float = 0.0
     """When it first reported that the release runs; gates are judged from then on."""
-    returning: bool = False
+    goes_back: bool = False
     """It was told to go back, and has not said that it did."""
     sent_back: bool = False
     """It was told to go back, once and for all."""
@@ -57,7 +57,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         """Something is still to come of it."""
-        return self.state in OPEN or self.returning
+        return self.state in OPEN or self.goes_back
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -189,7 +189,7 @@ def _take_back(look: _Look, members: Iterable[Member]) -> None:
         if len(look.step.take_back) >= BATCH:
             look.step.more = True
             return
-        look.put(replace(member, returning=member.state != "timed out", sent_back=True))
+        look.put(replace(member, goes_back=member.state != "timed out", sent_back=True))
         look.step.take_back.append(member.name)
 
 
