@@ -79,12 +79,20 @@ def _timed(member: Member, rollout: Rollout, now: float) -> Member:
 
 def _return(member: Member, rollout: Rollout, report: Report | None, now: float) -> Member:
     """It was told to go back: it has, as soon as it says so; and is awaited no longer than others are."""
-    if report is not None and report.counter >= member.counter and report.release == member.previous:
-        return replace(member, state="gone back", goes_back=False)
+    if report is not None and report.counter >= member.counter and report.wanted == member.previous:
+        if report.state == "running" and report.release == member.previous:
+            return replace(member, state="gone back", goes_back=False)
+        if report.state in BAD:
+            return _stuck(member, f"it could not go back: {report.detail or report.state}", f"back: {kind_of(report)}")
     if now < member.told_at + min(GO_BACK_S, rollout.terms.device_timeout_s):
         return member
-    cause = f"{member.cause}; " if member.cause else ""
-    return replace(member, goes_back=False, cause=f"{cause}it has not said yet that it went back"[:LONGEST_CAUSE])
+    return _stuck(member, "it has not said yet that it went back", "it has not said yet that it went back")
+
+
+def _stuck(member: Member, cause: str, kind: str) -> Member:
+    """It is not awaited any more; why it failed at first is told first."""
+    cause = f"{member.cause}; {cause}" if member.cause else cause
+    return replace(member, goes_back=False, cause=cause[:LONGEST_CAUSE], kind=member.kind or kind)
 
 
 def fail(member: Member, cause: str, kind: str) -> Member:
