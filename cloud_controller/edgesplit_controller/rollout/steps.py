@@ -200,7 +200,7 @@ def _progress(look: _Look) -> None:
             return
         coming = look.rollout.stage + 1
         if coming in look.rollout.terms.approve and look.rollout.approved < coming:
-            look.change(state="waiting", why=f"stage {coming + 1} waits for approval")
+            look.change(state="waiting", why="")
             return look.say("rollout.waiting", stage=coming + 1)
         look.change(stage=coming, why="")
         look.say("rollout.stage", stage=coming + 1, devices=look.tallies.get(coming, EMPTY).size)
