@@ -27,6 +27,9 @@ Wrap = Callable[[Device, str], bytes]
 
 log = logging.getLogger(__name__)
 
+FUTURE_S = 86_400.0
+"""A counter is about the Unix time: one that is further ahead was never ours."""
+
 
 def no_keys(_device: Device, _release: str) -> bytes:
     """Where nothing is encrypted."""
@@ -138,6 +141,24 @@ class Director:
             for device in devices:
                 self._state(session, device, self._now(), self._wrap_if_possible)
             return [device.name for device in devices]
+
+    def catch_up(self) -> list[str]:
+        """State anew what devices were told that know a newer statement than is kept here: an older copy of the
+        database was put in its place. The devices concerned. One that claims to know the future is not believed."""
+        with self._database.write() as session:
+            now = self._now()
+            acted_upon = Device.reported["counter"].as_integer()
+            ahead = select(Device).where(
+                Device.statement.is_not(None), Device.revoked.is_(None), acted_upon > Device.counter
+            )
+            concerned = []
+            for device in session.scalars(ahead):
+                counter = int((device.reported or {})["counter"])
+                if counter <= now + FUTURE_S:
+                    device.counter = counter
+                    self._state(session, device, now, self._wrap_if_possible)
+                    concerned.append(device.name)
+            return concerned
 
     def deployments(self) -> Sequence[Deployment]:
         """Every deployment, oldest first."""

@@ -43,7 +43,10 @@ LEAST_S, LONGEST_S = 0.1, 3.5
 IDLE_S = 1.0
 """How long news are awaited after that: a failing stage stops within 5 s."""
 FOLLOW_S = 10.0
-"""Between two looks for devices that have come to be meant."""
+"""Between two looks for devices that have come to be meant, or that know more than we do."""
+
+ABSENCE_S = 60.0
+"""Silence of all devices for so long means that nobody listened."""
 
 Evidences = Callable[[Session, Rollout, Collection[Member]], Mapping[str, Evidence]]
 """What is known of the rollout's release on these devices since they ran it."""
@@ -196,6 +199,19 @@ class Rollouts:
             with self._database.write() as session:
                 _take_in_new(session, _existing(session, number), self._fits, self._now())
 
+    def excuse_absence(self) -> None:
+        """A while without a controller is no device's fault: it is added to their time. To be called at a start."""
+        with self._database.write() as session:
+            gone_s = self._now() - store.last_sign(session)
+            if gone_s > ABSENCE_S:
+                store.shift_clocks(session, gone_s)
+
+    def catch_up(self) -> None:
+        """Tell devices anew that know more than is kept here, as after an older database was put in place."""
+        if behind := self._director.catch_up():
+            log.warning("the database is older than what %d devices know: they are told anew", len(behind))
+            self._announce(behind)
+
     def _step(self, session: Session, row: RolloutRow, now: float) -> _Told:
         rollout = store.rollout_of(row)
         members = store.members_for_step(session, rollout)
@@ -222,6 +238,7 @@ class Rollouts:
         """Assign what the step says. A device whose statement cannot be made has failed, and holds up nobody."""
         rollout = found.rollout
         before = store.previous(session, rollout.model, found.tell)
+        _held = store.prefetch(session, rollout.model, [*found.tell, *found.take_back])
         counters: dict[str, int] = {}
         refused: dict[str, str] = {}
         wanted = dict.fromkeys(found.tell, rollout.release)
@@ -271,14 +288,18 @@ class RolloutLoop:
             self._thread.join(10)
 
     def _run(self) -> None:
-        follow_at = 0.0
+        follow_at, began_here = 0.0, False
         while not self._ended.is_set():
             began, more = time.monotonic(), False
             try:
                 if self._may_step():
+                    if not began_here:
+                        self._rollouts.excuse_absence()
+                        began_here = True
                     more = self._rollouts.step_all()
                     if began >= follow_at:
                         self._rollouts.follow()
+                        self._rollouts.catch_up()
                         follow_at = began + FOLLOW_S
             except Exception:
                 log.exception("the rollouts do not go on just now")

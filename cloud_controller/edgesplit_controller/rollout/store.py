@@ -188,5 +188,30 @@ def supersede(session: Session, rollout: Rollout) -> list[int]:
     return sorted(concerned)
 
 
+def prefetch(session: Session, model: str, names: Collection[str]) -> list[object]:
+    """Rows that telling these devices will ask for one by one; they stay known while the list is held."""
+    found: list[object] = []
+    for some in _in_parts(sorted(names)):
+        found += session.scalars(select(Device).where(Device.name.in_(some))).all()
+        found += session.scalars(select(Desired).where(Desired.device.in_(some), Desired.model == model)).all()
+    return found
+
+
+def last_sign(session: Session) -> float:
+    """When the controller last heard or did anything, as far as is kept."""
+    heard = session.scalar(select(func.max(Device.last_seen))) or 0.0
+    return max(float(heard), session.scalar(select(func.max(RolloutRow.changed))) or 0.0)
+
+
+def shift_clocks(session: Session, seconds: float) -> None:
+    """Devices that are on their way, or back, get that much more time."""
+    mine = _Device.rollout.in_(active(session)), _Device.state.in_(ON_THE_WAY) | _Device.goes_back
+    later = {
+        "told_at": _Device.told_at + seconds,
+        "ran_at": case((_Device.ran_at > 0, _Device.ran_at + seconds), else_=0.0),
+    }
+    session.execute(update(_Device).where(*mine).values(later).execution_options(synchronize_session=False))
+
+
 def _in_parts(names: Sequence[str]) -> Iterable[Sequence[str]]:
     return (names[at : at + _AT_ONCE] for at in range(0, len(names), _AT_ONCE))
