@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from edgesplit.errors import Busy, EdgeError, LinkError, UsageError
 
 POSTGRESQL = "postgresql"
+MEANT = "--database is postgresql://USER:PASSWORD@HOST/NAME or sqlite:////PATH/FILE"
 WRITER_LOCK = 0x65646765_73706C70
 """PostgreSQL's number of the lock that `Database.write` takes."""
 WAIT_S = 30
@@ -50,16 +51,15 @@ def parse_url(url: str) -> URL:
     """A database's URL with the driver that we use."""
     try:
         known = make_url(url)
-        backend = known.get_backend_name()
-    except (ArgumentError, NoSuchModuleError, ValueError):
-        backend = ""
-    if backend in ("postgres", POSTGRESQL):
+    except (ArgumentError, ValueError) as error:
+        raise UsageError(MEANT) from error
+    if known.get_backend_name() in ("postgres", POSTGRESQL):
         if not known.database:
             raise UsageError(f"the database URL {known!r} names no database, as in postgresql://HOST/edgesplit")
         return known.set(drivername="postgresql+psycopg")
-    if backend == "sqlite" and known.database and known.get_driver_name() == "pysqlite":
+    if known.drivername in ("sqlite", "sqlite+pysqlite") and known.database:
         return known
-    raise UsageError("--database is postgresql://USER:PASSWORD@HOST/NAME or sqlite:////PATH/FILE")
+    raise UsageError(MEANT)
 
 
 def shown(engine: Engine) -> str:
