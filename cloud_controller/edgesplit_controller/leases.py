@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -76,9 +76,12 @@ class Lease:
         self._due = float("-inf")
         """When the database is to be asked again."""
         self._lock = threading.Lock()
+        self.overtaken = False
+        """We had it, and another has it now: whoever did something by it alone must end."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._on_change: Callable[[bool], None] = lambda held: None
+        self._before = False
 
     def held(self) -> bool:
         """Is it ours? Takes it where nobody has it."""
@@ -87,9 +90,11 @@ class Lease:
         return self._monotonic() < self._until
 
     def keep(self, on_change: Callable[[bool], None] = lambda held: None) -> None:
-        """Take it when it is free, and keep it, on a thread of its own; `on_change` is told there of each change."""
+        """Take it when it is free, and keep it, on a thread of its own; `on_change` is told there of each change, of
+        the first one at once."""
         self._on_change = on_change
         self._renew_if_due()
+        self._tell()
         self._thread = threading.Thread(target=self._keep, name=f"lease-{self.name}", daemon=True)
         self._thread.start()
 
@@ -121,16 +126,16 @@ class Lease:
             log.info("could not let go of lease %s: %s", self.name, error)
 
     def _keep(self) -> None:
-        before = False
-        while True:
-            now = self.held()
-            if now != before:
-                before = now
-                log.info("lease %s: %s", self.name, "ours" if now else "lost")
-                self._on_change(now)
-            if self._stopping.wait(self._life_s / 12):
-                return
+        while not self._stopping.wait(self._life_s / 12):
             self._renew_if_due()
+            self._tell()
+
+    def _tell(self) -> None:
+        now = self._monotonic() < self._until
+        if now != self._before:
+            self._before = now
+            log.info("lease %s: %s", self.name, "ours" if now else "lost")
+            self._on_change(now)
 
     def _renew_if_due(self) -> None:
         with self._lock:
@@ -140,9 +145,9 @@ class Lease:
             self._due = asked + self._life_s / 3
             try:
                 if self._take():
-                    self._until = asked + self._life_s
+                    self._until, self.overtaken = asked + self._life_s, False
                 else:
-                    self._until = float("-inf")
+                    self._until, self.overtaken = float("-inf"), self._token > 0
             except IntegrityError:
                 return  # another made the row at the same moment
             except EdgeError as error:
@@ -171,3 +176,9 @@ class Lease:
             token = row.token
         self._token = token
         return True
+
+
+def forget_leases(database: Database) -> None:
+    """Free every lease: a process that knows itself to be alone need not wait for one that was killed."""
+    with database.write() as session:
+        session.execute(update(LeaseRow).values(holder="", expires=0.0))

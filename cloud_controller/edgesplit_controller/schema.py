@@ -6,6 +6,7 @@ takes them and the others wait; a database that a newer program has changed is r
 
 from __future__ import annotations
 
+import logging
 import pkgutil
 import threading
 from importlib import import_module
@@ -23,6 +24,7 @@ from edgesplit_controller.engines import POSTGRESQL, shown
 
 LOCK = 0x65646765_73706C69
 """PostgreSQL's number of the lock that changes of the schema take."""
+logging.getLogger("alembic").setLevel(logging.WARNING)
 _one_at_a_time = threading.Lock()
 """alembic keeps what it works on in its module."""
 
