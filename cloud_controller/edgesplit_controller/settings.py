@@ -16,13 +16,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.links import host_and_port
 from edgesplit.seen.logs import Format
 
+BrokerKind = Literal["mosquitto", "emqx"]
+"""Brokers that somebody else may run for us."""
 PROCESSES = 16
 """Of one controller, on all machines together: as many names the broker knows."""
 PORTS = ("api_port", "mqtt_port", "offload_port")

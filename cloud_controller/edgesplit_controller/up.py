@@ -50,6 +50,7 @@ from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import Broker
+from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
@@ -69,7 +70,7 @@ from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocation_command import RevocationCommand
 from edgesplit_controller.revocations import Revocations
 from edgesplit_controller.rotation import Rotation
-from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
+from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
 from edgesplit_controller.signing import Signing
 from edgesplit_controller.stating import Stating
 from edgesplit_controller.tending import Tending
@@ -132,6 +133,23 @@ def offload_arguments(data: Path, *, port: int | None = None, bind: str | None =
         "--revoked": data / OFFLOAD / REVOKED,
     }
     return [str(word) for pair in words.items() for word in pair]
+
+
+def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, installed_at: Path | None) -> list[Path]:
+    """The files for a broker at `settings.broker`, before or while a controller runs; their paths."""
+    if not settings.broker:
+        raise UsageError("say where that broker will be, as devices reach it: --broker mqtts://HOST:8883")
+    authority = Authority(settings.data / "keys")
+    database = Database(settings.database_url)
+    try:
+        devices = Devices(database, stale_after_s=settings.stale_after_s, now=time.time)
+        revoked = authority.revocation_list(devices.revoked_serials())
+    finally:
+        database.close()
+    names = dict.fromkeys((settings.told_broker[0], settings.broker_address[0]))
+    return write_broker_files(
+        kind, folder, authority, revoked, list(names), settings.broker_address[1], installed_at=installed_at
+    )
 
 
 def _start(
