@@ -113,10 +113,9 @@ def test_each_message_counts_once(world: World, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_stored_is_published_by_another(world: World, tmp_path: Path) -> None:
-    """SIGKILL of further processes while deployments go through them: each that was answered reaches the device, what
-    is stored is whole, and the address answers all the time."""
+    """SIGKILL of further processes while a deployment goes through one: the address answers all the time, and what is
+    stored is whole and reaches the device."""
     device = enrolled(world.up, "survivor", tmp_path)
-    answered: list[str] = []
     for round_ in range(KILLS):
         world.settled()
         partition = ["conv1", "device"][round_ % 2]
@@ -125,7 +124,7 @@ def test_what_a_killed_process_stored_is_published_by_another(world: World, tmp_
         def work(partition: str = partition, began: threading.Event = began, done: threading.Event = done) -> None:
             began.set()
             try:
-                answered.append(deploy(world, "survivor", partition)["release"])
+                deploy(world, "survivor", partition)
             except (OSError, AssertionError):
                 pass  # its process was killed: it may have been done or not
             finally:
