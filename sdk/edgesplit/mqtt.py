@@ -222,11 +222,8 @@ class Session:
         delay = FIRST_DELAY_S
         while not self._stopping.is_set():
             was_connected = self._connect_and_pump()
-            delay = FIRST_DELAY_S if was_connected else min(delay * 2, LONGEST_DELAY_S)
-            if (
-                self._taken_over
-            ):  # whoever took our name has it now: two that both hurry would only throw each other off
-                self._taken_over, delay = False, LONGEST_DELAY_S
+            delay = next_delay(delay, was_connected=was_connected, taken_over=self._taken_over)
+            self._taken_over = False
             self._stopping.wait(random.uniform(0.5, 1.0) * delay)
 
     def _connect_and_pump(self) -> bool:
@@ -336,6 +333,14 @@ class Session:
             self._refused[mid] = str(reason)
         else:
             self._refused.pop(mid, None)
+
+
+def next_delay(delay_s: float, *, was_connected: bool, taken_over: bool = False) -> float:
+    """How long to wait, less a part by chance, before connecting again after a connection that ended, or that the
+    broker never accepted."""
+    if taken_over:  # whoever took our name has it now: two that both hurry would only throw each other off
+        return LONGEST_DELAY_S
+    return FIRST_DELAY_S if was_connected else min(delay_s * 2, LONGEST_DELAY_S)
 
 
 def _is_gone(info: MQTTMessageInfo) -> bool:
