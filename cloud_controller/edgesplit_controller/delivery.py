@@ -372,7 +372,7 @@ class Delivery:
         while (due := self._await_stating()) is not None:
             forgotten, told = due
             try:
-                for device in forgotten:
+                for device in sorted(forgotten):
                     self._state(device, b"")
                 for device, statement in self._sources.statements(told).items():
                     self._state(device, statement)

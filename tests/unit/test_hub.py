@@ -63,6 +63,39 @@ def test_a_wait_may_be_too_short() -> None:
     assert outcome == [(False, 2.5)]
 
 
+def test_a_wait_that_rounding_would_make_endless_ends() -> None:
+    """Who waits until a moment, and computes how long that is, gets there."""
+    hub, rounds = Hub(), []
+    hub.run(2_592_000.1)
+    moment = hub.monotonic() + 60.0
+
+    def work() -> None:
+        while hub.monotonic() <= moment:
+            hub.sleep(moment - hub.monotonic())
+            rounds.append(1)
+
+    task = hub.spawn(work)
+    hub.run(61, lambda: len(rounds) > 100)
+    assert task.ended and len(rounds) < 100
+
+
+def test_what_is_closed_leaves_nothing_behind() -> None:
+    """Every task ends where it waits."""
+    hub, seen = Hub(), []
+
+    def work() -> None:
+        try:
+            hub.sleep(1e9)
+        finally:
+            seen.append("let go")
+
+    for _ in range(5):
+        hub.spawn(work)
+    hub.run(1)
+    hub.close()
+    assert len(seen) == 5 and not hub.tasks
+
+
 def test_a_killed_task_does_nothing_more() -> None:
     """Neither the rest of its work nor what it would do for a failure."""
     hub, seen = Hub(), []

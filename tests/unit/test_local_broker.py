@@ -91,8 +91,8 @@ def test_a_name_has_one_connection(world: World) -> None:
 
     world.hub.run(10)
     assert second.connected and not first.connected
-    world.hub.run(30)
-    assert first.connected and not second.connected
+    assert world.hub.run(30, lambda: first.connected)
+    assert not second.connected
 
 
 def test_a_cut_way_is_found_out_by_both_sides(world: World) -> None:

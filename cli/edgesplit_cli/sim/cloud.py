@@ -60,6 +60,7 @@ class SimulatedController:
         self._stale_after_s = stale_after_s
         self._tend_s = tend_s
         self._wakes_s = wakes_s
+        self._restored = False
         self._session: LocalSession | None = None
         self._timers: list[Timer] = []
         self._tasks: list[tuple[float, Callable[[SimulatedController], None]]] = []
@@ -102,6 +103,9 @@ class SimulatedController:
             ),
             self.hub.late(self._wakes_s),
         )
+        if self._restored:  # what devices were told since is not known: say everything anew, under counters of today
+            self.director.restate()
+            self._restored = False
         self._connect()
         self._every(self._tend_s, self._tend)
         for seconds, act in self._tasks:
@@ -130,10 +134,12 @@ class SimulatedController:
         """Copy everything, as an operator's backup does. The controller must not run, or must be idle."""
         shutil.copytree(self.folder, to, dirs_exist_ok=False)
 
-    def restore(self, backup: Path) -> None:
-        """Put a backup in place of what is here; the controller must not run."""
+    def restore(self, backup: Path, *, restate: bool = True) -> None:
+        """Put a backup in place of what is here; the controller must not run. At its next start it states everything
+        anew, unless it is not to know that it was restored."""
         shutil.rmtree(self.folder)
         shutil.copytree(backup, self.folder)
+        self._restored = restate
 
     # What operators and devices ask
 

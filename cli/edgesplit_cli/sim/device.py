@@ -19,7 +19,6 @@ from edgesplit.testing.broker import Way
 from edgesplit.testing.hub import Ended, Hub, Task, Timer
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.renewal import certificate_in_use
 from edgesplit_agent.telemetry import telemetry
 from edgesplit_agent.updates import Standing, Updater, model_states
 from edgesplit_agent.uplink import Connection, Rhythm, Uplink
@@ -38,6 +37,10 @@ class Vanishing(Connection, Protocol):
 
     def vanish(self) -> None:
         """The client is no more, and nobody is told."""
+        ...
+
+    def cut(self) -> None:
+        """The way to the broker is cut, and neither side is told."""
         ...
 
 
@@ -61,6 +64,8 @@ class Surroundings:
     """To the broker, where that is in this process."""
     tls: Callable[[DataFolder], ssl.SSLContext | None] = lambda folder: None
     """For a broker that is real."""
+    certificate: Callable[[DataFolder], str] = lambda folder: ""
+    """Serial number of the certificate in use, where one is shown."""
 
 
 class SimulatedDevice:
@@ -70,9 +75,14 @@ class SimulatedDevice:
         self.folder = folder
         self.identity = identity
         self.around = around
+        self.card = identity.device
+        """Its own name, or that of a copy."""
         self.trouble = ""
         """Why it is not expected to answer: what was done to its disk."""
+        self.hangs = False
+        """It is connected, and does nothing."""
         self.starts = 0
+        self._damaged_in = 0
         self.requests = 0
         self._on: _Powered | None = None
 
@@ -115,8 +125,8 @@ class SimulatedDevice:
         """Start the agent on what its disk holds."""
         if self._on is None:
             self.starts += 1
-            self._on = _Powered(self)
-            self._on.boot()
+            on = self._on = _Powered(self)
+            on.boot()
 
     def power_cut(self) -> None:
         """The agent ends here and now; its peers find out by their own means."""
@@ -145,11 +155,39 @@ class SimulatedDevice:
         else:
             self._on.engine.ask(request, model, told, deadline_s)
 
+    def cut(self) -> None:
+        """It has no network."""
+        self.around.way.cut = True
+        if self._on is not None:
+            self._on.cut()
+
+    def mend(self) -> None:
+        """It has one again."""
+        self.around.way.cut = False
+
+    def hang(self) -> None:
+        """It stays connected, and does nothing more."""
+        self.hangs = True
+
+    def wake(self) -> None:
+        """It goes on."""
+        self.hangs = False
+        if self._on is not None:
+            self._on.poke()
+
+    def damaged(self, why: str) -> None:
+        """Its disk is not what it was: it is excused until it has started once more and answers."""
+        self.trouble, self._damaged_in = why, self.starts
+
     def check(self) -> None:
         """Complain where it has nothing healthy to answer by, and nothing that would excuse it."""
-        if self._on is None or self.trouble:
+        if self._on is None:
             return
         stands = self.standing
+        if self.trouble:
+            if self.starts > self._damaged_in and set(stands.committed) <= set(stands.running):
+                self.trouble = ""
+            return
         for model, release in stands.committed.items():
             if model not in stands.running and not stands.safe_mode:
                 self.around.witness.complain(f"{self.name} committed {model} {release[:12]} and does not answer")
@@ -174,7 +212,7 @@ class _Powered:
             folder, identity, self.engine, store, start_host, now=lambda: around.hub.time() + around.clock_off_s
         )
         self._work = work
-        self.hands = Watched(work, device.name, around.witness)
+        self.hands = Watched(work, device.card, around.witness)
         self.updater = Updater(self.hands, clock=around.hub.monotonic, health_s=around.health_s)
         tls = around.tls(folder)
         self.uplink = Uplink(
@@ -186,7 +224,7 @@ class _Powered:
             emulated=False,
             simulated=True,
             local_url="",
-            certificate=lambda: str(certificate_in_use(folder).serial_number),
+            certificate=lambda: around.certificate(folder),
             rhythm=around.rhythm,
             connect=self._connect,
             pace=_Own(self),
@@ -206,7 +244,7 @@ class _Powered:
         self._work.connect(self.uplink)
         self.updater.begin(want)
         self.uplink.start(self._offer, self._online)
-        self._poke()
+        self.poke()
 
     def end(self) -> None:
         """Power fails."""
@@ -215,6 +253,10 @@ class _Powered:
         if self._session is not None:
             self._session.vanish()
         self._forget()
+
+    def cut(self) -> None:
+        if self._session is not None:
+            self._session.cut()
 
     def stop(self) -> None:
         self._ended = True
@@ -246,33 +288,33 @@ class _Powered:
 
     def _offer(self, raw: bytes) -> None:
         self.updater.offer(raw)
-        self._poke()
+        self.poke()
 
     def _online(self, is_online: bool) -> None:
         self.updater.online(is_online)
-        self._poke()
+        self.poke()
 
-    def _poke(self) -> None:
+    def poke(self) -> None:
         """There may be something to do."""
-        if not self._ended and (self._worker is None or self._worker.ended):
+        if not self._ended and not self._device.hangs and (self._worker is None or self._worker.ended):
             self._worker = self.spawn(self._take_steps, "updates")
 
     def _take_steps(self) -> None:
-        while not self._ended and self.updater.take_step() is not None:
+        while not (self._ended or self._device.hangs) and self.updater.take_step() is not None:
             self._device.check()
-        if self._ended:
+        if self._ended or self._device.hangs:
             return
         if self._wake is not None:
             self._wake.cancel()
         at = self.updater.wakes_at(self._hub.monotonic())
         if at < float("inf"):
-            self._wake = self._hub.call_at(at, self._poke)
+            self._wake = self._hub.call_at(at, self.poke)
 
     def _own_part(self, release: str, error: Exception | None) -> None:
         """A request has told something of a release, which may be on trial."""
         self.updater.ran(release, error)
         if self.updater.snapshot[1].trials:
-            self._poke()
+            self.poke()
 
     def _connect(self, *where: Any, **callbacks: Any) -> Connection:
         self._session = self._device.around.connect(*where, **callbacks)
@@ -282,7 +324,7 @@ class _Powered:
         engine = self.engine
         now = engine.conditions
         worth = (now.remote_ok, tuple((model, engine.row_of(model)) for model in sorted(engine.serving)))
-        if not take:
+        if not take or self._device.hangs:
             return None, worth
         return telemetry(session, sequence, True, now, engine.windows.take(engine.serving, now)), worth
 

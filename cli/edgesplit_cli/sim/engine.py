@@ -196,6 +196,9 @@ class SimulatedEngine:
         alone_s = begins_s + tail_s
         falls_back = failed or alone_s < cloud_s
         self._learn(row, failed, link_s, now)
+        if falls_back and choice.alone and alone_s <= deadline_s:  # a race that the device was meant to run alone
+            local = release.plan.local or row
+            return self._report(release, local, expected_s, alone_s, device_s=device_s + tail_s), alone_s
         if falls_back and alone_s <= deadline_s:
             cause = failed or "timeout"
             return self._report(

@@ -20,7 +20,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -32,6 +33,7 @@ from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.uplink import Rhythm
 from edgesplit_cli.sim.cloud import SimulatedController
 from edgesplit_cli.sim.device import SimulatedDevice, Surroundings
+from edgesplit_cli.sim.disks import Disks
 from edgesplit_cli.sim.engine import Sky
 from edgesplit_cli.sim.releases import WELL, Mood, SimulatedRelease, make_release
 from edgesplit_cli.sim.witness import Witness
@@ -51,6 +53,8 @@ class Rates:
     request_every_s: float = 0.0
     """Mean time between two requests of a device; 0: applications ask nothing."""
     stale_after_s: float = 180.0
+    tend_every_s: float = 600.0
+    """How often the controller looks for what grows old."""
 
 
 class SimulatedFleet:
@@ -76,9 +80,18 @@ class SimulatedFleet:
         self.hub = Hub(START)
         self.broker = LocalBroker(self.hub)
         self.cloud = SimulatedController(
-            folder / "cloud", self.hub, self.broker, url=database_url, stale_after_s=self.rates.stale_after_s
+            folder / "cloud",
+            self.hub,
+            self.broker,
+            url=database_url,
+            stale_after_s=self.rates.stale_after_s,
+            tend_s=self.rates.tend_every_s,
         )
         self.witness = Witness()
+        self.disks = Disks(folder / "devices")
+        self.sky_up = True
+        """The offload server answers."""
+        self.revoked: set[str] = set()
         self.devices: dict[str, SimulatedDevice] = {}
         self.releases: dict[str, SimulatedRelease] = {}
         self._wanted = devices
@@ -87,7 +100,8 @@ class SimulatedFleet:
         self._health_s = health_s
         self._group = group
         self._state_before: object = None
-        self.broker.watch = self.witness.said
+        self._mounted = ExitStack()
+        self.broker.watch = lambda topic, payload: self.witness.passed(topic, payload, self.hub.monotonic())
 
     def __enter__(self) -> SimulatedFleet:
         self.start()
@@ -100,6 +114,7 @@ class SimulatedFleet:
 
     def start(self) -> None:
         """Start the controller, enrol every device, switch it on."""
+        self._mounted.enter_context(self.disks.mounted())
         self._state_before = random.getstate()
         random.seed(self.seed)  # the agent's own jitter comes from there
         self.cloud.start()
@@ -111,6 +126,8 @@ class SimulatedFleet:
         for device in self.devices.values():
             device.power_cut()
         self.cloud.kill()
+        self.hub.close()
+        self._mounted.close()
         random.setstate(self._state_before)  # type: ignore[arg-type]
 
     @property
@@ -153,6 +170,19 @@ class SimulatedFleet:
         """Let so much virtual time pass, or less: until that holds; did it hold?"""
         return self.hub.run(seconds, until)
 
+    def revoke(self, device: str) -> None:
+        """Take its right away."""
+        self.cloud.revoke(device)
+        self.revoked.add(device)
+
+    def twin(self, device: SimulatedDevice, folder: Path) -> SimulatedDevice:
+        """A second card with the identity of that device, still without power."""
+        way = Way(delay_s=device.around.way.delay_s)
+        around = replace(self._around(device.name, way), sky=Sky(LINK, lambda: self.sky_up, lambda: not way.cut))
+        copy = SimulatedDevice(DataFolder(folder), device.identity, around)
+        copy.card = folder.name
+        return copy
+
     def runs(self, release: SimulatedRelease, devices: Collection[str] | None = None) -> int:
         """How many of these devices answer by it."""
         chosen = self.names if devices is None else devices
@@ -179,7 +209,7 @@ class SimulatedFleet:
             hub=self.hub,
             connect=connect,
             witness=self.witness,
-            sky=Sky(LINK, reachable=lambda: not way.cut),
+            sky=Sky(LINK, up=lambda: self.sky_up, reachable=lambda: not way.cut),
             mood=self._mood,
             rhythm=Rhythm(self.rates.telemetry_every_s, self.rates.telemetry_every_s),
             health_s=self._health_s,

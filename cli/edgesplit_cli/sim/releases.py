@@ -21,7 +21,7 @@ from edgesplit.release import Chunk, Golden, Manifest, Slice, SliceFile, TensorS
 
 X, H, Y = (TensorSpec(name, "FP32", (1, 4)) for name in ("x", "h", "y"))
 PLANNED = Link(up_bytes_per_s=2_360_000.0, down_bytes_per_s=6_870_000.0, rtt_s=0.02, name="wifi")
-DEVICE_S, REMOTE_S = 0.08, 0.01
+DEVICE_S, REMOTE_S = 0.25, 0.01
 """Of the whole model, on a device and in the cloud. Made up: no device's figures."""
 BOUNDARY_BYTES, INPUT_BYTES = 30_000, 150_000
 

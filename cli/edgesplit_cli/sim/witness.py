@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from edgesplit import messages
 from edgesplit.errors import EdgeError, MalformedMessage, NotFound
@@ -34,10 +36,21 @@ class Witness:
     asked: int = 0
     loads: int = 0
     statements: int = 0
+    _all: Any = field(default_factory=hashlib.sha256)
     _open: dict[str, float] = field(default_factory=dict)
     """Accepted requests that have had no outcome yet: by when they must."""
     _said: dict[str, int] = field(default_factory=dict)
     _believed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of every message and outcome with its moment: two runs that are alike have the same."""
+        return str(self._all.hexdigest())
+
+    def passed(self, topic: str, payload: bytes, now: float) -> None:
+        """A message has reached the broker."""
+        self._all.update(f"{now:.6f} {topic}".encode())
+        self.said(topic, payload)
 
     def complain(self, text: str) -> None:
         """Something that may not be."""
@@ -86,6 +99,7 @@ class Witness:
         elif now > by + 1e-6:
             self.complain(f"request {request} had its outcome {now - by:.3f} s after its deadline")
         self.outcomes[_kind(result)] += 1
+        self._all.update(f"{now:.6f} {request} {_kind(result)}".encode())
 
     def overdue(self, now: float) -> None:
         """To be called in the end: nothing may be open beyond its deadline."""

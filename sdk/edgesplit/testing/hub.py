@@ -21,6 +21,10 @@ from edgesplit.pace import Condition, Running
 
 log = logging.getLogger(__name__)
 
+LEAST_S = 1e-4
+"""A wait takes at least so long, as it does in truth: who waits for a moment that rounding puts just ahead of the clock
+would wait for ever on one that jumps."""
+
 
 class Ended(BaseException):
     """The task's process is no more: nothing is tidied up on its behalf, nobody is told."""
@@ -72,7 +76,7 @@ class Task:
         if running is not None and running is not getcurrent():
             if running:
                 running.throw(Ended)
-            self.ended = True
+            self._has_ended()
 
     def _run(self) -> None:
         try:
@@ -81,7 +85,12 @@ class Task:
             pass
         except Exception:
             log.exception("task %s failed", self.name)
-        self.ended, self._greenlet = True, None
+        self._greenlet = None
+        self._has_ended()
+
+    def _has_ended(self) -> None:
+        self.ended = True
+        self._hub.tasks.pop(self, None)
         self._done.notify_all()
 
 
@@ -99,6 +108,8 @@ class Hub:
         self._stopping = False
         self.cancelled = 0
         """Timers that are still listed and will not be done."""
+        self.tasks: dict[Task, None] = {}
+        """Those that have not ended, in the order in which they began."""
         self.turns = 0
         """Times that something was done."""
 
@@ -129,7 +140,9 @@ class Hub:
 
     def spawn(self, work: Callable[[], None], name: str = "") -> Task:
         """Begin `work` as soon as what runs now waits."""
-        return Task(self, work, name)
+        task = Task(self, work, name)
+        self.tasks[task] = None
+        return task
 
     def call_at(self, when: float, action: Callable[[], None]) -> Timer:
         """Do that at a moment of `monotonic`; it must not wait."""
@@ -163,6 +176,12 @@ class Hub:
     def stop(self) -> None:
         """Let `run` return after the present turn."""
         self._stopping = True
+
+    def close(self) -> None:
+        """End every task where it waits; nothing is done any more."""
+        for task in list(self.tasks):
+            task.kill()
+        self._timers.clear()
 
     @property
     def in_task(self) -> bool:
@@ -229,7 +248,7 @@ class HubCondition:
         """Until notified; False where `timeout` seconds were not enough."""
         one = _Waiting(self._hub, self._late_s)
         if timeout is not None:
-            one.timer = self._hub.call_later(max(0.0, timeout), lambda: self._wake(one, notified=False))
+            one.timer = self._hub.call_later(max(LEAST_S, timeout), lambda: self._wake(one, notified=False))
         self._waiting.append(one)
         try:
             self._hub.switch()
