@@ -80,9 +80,8 @@ class Session:
         self._refused: dict[int, str] = {}
         self._waiting: deque[tuple[MQTTMessageInfo, int]] = deque()
         self._waiting_bytes = 0
-        self._woken, self._wakes = socket.socketpair()
-        """What is sent into one end is there at the other, and ends the network thread's waiting."""
-        self._wakes.setblocking(False)
+        self._wakes: socket.socket | None = None
+        """What is sent into it ends the network thread's waiting."""
         self._client = self._make_client(host, port, client_id, tls, keepalive_s)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
@@ -227,19 +226,25 @@ class Session:
     # The network thread
 
     def _run(self) -> None:
+        woken, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
+        with woken, self._wakes:
+            self._live(woken)
+
+    def _live(self, woken: socket.socket) -> None:
         delay = FIRST_DELAY_S
         while not self._stopping.is_set():
-            was_connected = self._connect_and_pump()
+            was_connected = self._connect_and_pump(woken)
             delay = next_delay(delay, was_connected=was_connected, taken_over=self._taken_over)
             self._taken_over = False
             self._stopping.wait(random.uniform(0.5, 1.0) * delay)
 
-    def _connect_and_pump(self) -> bool:
+    def _connect_and_pump(self, woken: socket.socket) -> bool:
         """One connection from its beginning to its end; whether the broker had accepted it."""
         self._set_will()
         if not self._open():
             return False
-        return self._pump()
+        return self._pump(woken)
 
     def _open(self) -> bool:
         """Connect, but for the broker's own answer; False, and why in `problem`, where there is no way there."""
@@ -250,11 +255,11 @@ class Session:
             return False
         return True
 
-    def _pump(self) -> bool:
+    def _pump(self, woken: socket.socket) -> bool:
         """Read and write until the connection ends; whether the broker had accepted it."""
         accepted = False
         deadline: float | None = None
-        while self._serve(*self._await_network()):
+        while self._serve(*self._await_network(woken)):
             accepted = accepted or self.connected
             if self._stopping.is_set():
                 self._say_goodbye()
@@ -265,7 +270,7 @@ class Session:
         self._hang_up()
         return accepted
 
-    def _await_network(self) -> tuple[bool, bool]:
+    def _await_network(self, woken: socket.socket) -> tuple[bool, bool]:
         """Whether there is something to read, and room to write, after waiting a second for either.
 
         By poll: select knows no descriptors beyond 1,023, which a controller under load has.
@@ -273,12 +278,12 @@ class Session:
         sock = self._client.socket()
         if sock is None or sock.fileno() < 0:
             return True, False  # reading tells that it is over
-        waiting, wake = select.poll(), self._woken.fileno()
+        waiting, wake = select.poll(), woken.fileno()
         waiting.register(wake, select.POLLIN)
         waiting.register(sock, select.POLLIN | (select.POLLOUT if self._client.want_write() else 0))
         ready = dict(waiting.poll(0 if _pending(sock) else 1_000))
         if wake in ready:
-            self._woken.recv(65_536)
+            woken.recv(65_536)
         events = ready.get(sock.fileno(), 0)
         return bool(events & ~select.POLLOUT) or _pending(sock), bool(events & select.POLLOUT) or wake in ready
 
@@ -293,8 +298,9 @@ class Session:
 
     def _has_something_to_write(self, client: Client, userdata: Any, sock: Any) -> None:
         """Paho's word, from any thread: the network thread looks at once."""
-        with suppress(OSError):  # it is awake already, or has ended
-            self._wakes.send(b"\0")
+        if self._wakes is not None:
+            with suppress(OSError):  # it is awake already, or has ended
+                self._wakes.send(b"\0")
 
     def _set_will(self) -> None:
         will = self._will() if callable(self._will) else self._will

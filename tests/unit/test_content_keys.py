@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cut_chunks import chunk_bytes
+from deploying import deploy
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
 from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
@@ -134,9 +135,9 @@ def test_an_introduction_must_be_the_requests_own(tmp_path: Path) -> None:
 class Bench:
     """A director that wraps as it is told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database_url: str) -> None:
         self.folder, self.now = folder, 1_000_000.0
-        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        self.database = Database(database_url)
         self.devices = Devices(self.database, stale_after_s=10.0, now=lambda: self.now)
         self.authority = Authority(folder / "keys")
         self.signed: list[Statement] = []
@@ -165,7 +166,7 @@ class Bench:
         self.certificate = self.devices.enrol(token, csr, self.authority.sign_request, key).certificate
 
     def deploy(self, *names: str) -> None:
-        self.director.deploy(DIGEST, "m@1", names, targets=list(names), options={})
+        deploy(self.database, self.director, DIGEST, "m@1", names)
 
     @property
     def keys(self) -> bytes:
@@ -174,8 +175,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path, database_url: str) -> Bench:
+    return Bench(tmp_path, database_url)
 
 
 def test_statements_carry_keys_for_their_device_and_renewals_carry_them_again(bench: Bench) -> None:
