@@ -49,7 +49,10 @@ class Counts:
             return cast("list[Told]", _copied(list(self._of.values())))
 
     def _told(self, model: str) -> Told:
-        return self._of.setdefault(model, _none(model))
+        told = self._of.get(model)
+        if told is None:
+            told = self._of[model] = _none(model)
+        return told
 
 
 def summed(processes: Iterable[Sequence[Told]]) -> list[Told]:
