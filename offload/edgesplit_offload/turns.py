@@ -71,9 +71,14 @@ class Turns:
         """What `job.run` gives for it. Busy (Crowding) where there is no room, DeadlineExceeded where the queue moved
         too slowly, LinkError where nobody waits for the result any more; else whatever running raises."""
         job.arrived = monotonic()
-        self._admit(job)
-        self._wait(job)
-        run, job.mine = job.mine, None  # they hold each other: nobody wants to wait for the collector of cycles
+        with self._lock:
+            run = self._waiting.at_once(job, job.arrived)
+        if run is None:
+            self._admit(job)
+            self._wait(job)
+            run, job.mine = job.mine, None  # they hold each other: nobody wants to wait for the collector of cycles
+        else:
+            job.together, job.leads = 1, True
         if run is not None:
             self._do(run)
         if job.error is not None:

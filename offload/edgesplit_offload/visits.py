@@ -6,6 +6,7 @@ without an error. A request that names no model of ours is counted without a nam
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -71,22 +72,14 @@ class Visits:
 
     def ended(self, visit: Visit, how: str, error: str = "") -> None:
         """It has its answer, or the error that is one."""
-        visit.span.phases(visit.timeline)
-        told: Attributes = {"edgesplit.model": visit.model, "edgesplit.row": visit.row, "edgesplit.batch": visit.batch}
-        visit.span.end(told, error)
-        entries: list[Entry] = [(families.OFFLOAD_REQUESTS, (visit.model, visit.row, how), 1.0)]
-        if not error:
-            took = perf_counter() - visit.timeline.began
-            model = (visit.model,)
-            entries += [
-                (families.OFFLOAD_REQUEST_S, (visit.model, visit.row), took),
-                (families.OFFLOAD_BATCH, model, visit.batch),
-                (families.OFFLOAD_RECEIVED, model, visit.received),
-                (families.OFFLOAD_SENT, model, visit.sent),
-            ]
-            phases = visit.timeline.seconds().items()
-            entries += [(families.OFFLOAD_PHASE_S, (visit.model, name), seconds) for name, seconds in phases]
-        self.ledger.record(entries)
+        if visit.span.context is not None:
+            visit.span.phases(visit.timeline)
+            told: Attributes = {
+                "edgesplit.model": visit.model, "edgesplit.row": visit.row, "edgesplit.batch": visit.batch
+            }  # fmt: skip
+            visit.span.end(told, error)
+        took_s = None if error else perf_counter() - visit.timeline.began
+        self.ledger.record(_entries(visit, how, took_s))
 
 
 class _Stay:
@@ -112,6 +105,20 @@ class _Stay:
             self._visits.ended(self._visit, "answered")
         elif isinstance(error, Exception):
             self._visits.ended(self._visit, outcome(error), f"{type(error).__name__}: {error}"[:200])
+
+
+def _entries(visit: Visit, how: str, took_s: float | None) -> Iterator[Entry]:
+    """What is counted of it."""
+    yield families.OFFLOAD_REQUESTS, (visit.model, visit.row, how), 1.0
+    if took_s is None:
+        return
+    model = (visit.model,)
+    yield families.OFFLOAD_REQUEST_S, (visit.model, visit.row), took_s
+    yield families.OFFLOAD_BATCH, model, visit.batch
+    yield families.OFFLOAD_RECEIVED, model, visit.received
+    yield families.OFFLOAD_SENT, model, visit.sent
+    for name, seconds in visit.timeline.seconds().items():
+        yield families.OFFLOAD_PHASE_S, (visit.model, name), seconds
 
 
 def outcome(error: Exception) -> str:

@@ -112,6 +112,15 @@ class Waiting:
         self.queue.append(job)
         return displaced
 
+    def at_once(self, job: Job, now: float) -> Run | None:
+        """Its run, where nobody waits, it has time left and a place is free for it; else it is to be admitted."""
+        room = self._at_once if job.pace.most <= 1 else 1
+        if self.queue or len(self.running) >= room or now > job.end:
+            return None
+        run = Run([job], now)
+        self.running.add(run)
+        return run
+
     def begin(self, now: float) -> Iterator[Run]:
         """The runs that start now, each for the thread of its first member."""
         while len(self.running) < self._gathered and (members := self._next(now)):

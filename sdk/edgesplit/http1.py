@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
@@ -210,6 +210,16 @@ def split_target(url: bytes) -> tuple[str, str]:
     return decoded, query
 
 
+class _Asked(NamedTuple):
+    """What a header block asks."""
+
+    head: _Head
+    length: int
+    path: str
+    query: str
+    keep_alive: bool
+
+
 class _Connection:
     """One accepted connection, from handshake to close. Runs in its own thread."""
 
@@ -218,6 +228,7 @@ class _Connection:
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._left = bytearray()
+        self._block = b""
         self._channel = Channel(sock)
         self.peer: str | None = None
         self.peer_serial: int | None = None
@@ -271,9 +282,12 @@ class _Connection:
 
     def _serve_one(self) -> bool:
         """One request and its answer; False when the connection has had its last."""
-        head = parse_head(self._receive_head())
-        length = body_length(head)
-        path, query = split_target(head.url)
+        block = self._receive_head()
+        if block != self._block:  # clients ask the same thing again and again
+            head = parse_head(block)
+            self._asked = _Asked(head, body_length(head), *split_target(head.url), head.keep_alive)
+            self._block = block
+        head, length, path, query, keep = self._asked
         self._server.begin(length)
         try:
             self._continue(head, length)
@@ -284,7 +298,7 @@ class _Connection:
             )
             response = self._server.answer(request)
             self._channel.drop_descriptors()
-            keep = head.keep_alive and not self._server.is_stopping
+            keep = keep and not self._server.is_stopping
             self._send(response, keep=keep, with_body=head.method != "HEAD")
         finally:
             self._server.end(length)
