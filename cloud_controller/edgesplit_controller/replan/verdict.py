@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from edgesplit_controller.replan.evidence import Moment, Voice, middle
-from edgesplit_controller.replan.pricing import Bill, Table, bill, halves, saving
+from edgesplit_controller.replan.pricing import Table, bill, halves, saving
 
 BREAKS_LESS = 0.2
 """A table that breaks a limit in so much smaller a part of the moments is worth a move whatever it saves."""
@@ -121,15 +121,9 @@ def _compare(each: Sequence[Sequence[Moment]], old: Table, new: Table, fixed_s: 
         gain=middle(gains, 0.0),
         low=gains[quarter],
         high=gains[-1 - quarter],
-        broken=_both(bills, "broken"),
-        seconds=_both(bills, "seconds"),
+        broken=(middle([old.broken for old, _ in bills], 0.0), middle([new.broken for _, new in bills], 1.0)),
+        seconds=(middle([old.seconds for old, _ in bills], 0.0), middle([new.seconds for _, new in bills], 0.0)),
     )
-
-
-def _both(bills: Sequence[tuple[Bill, Bill]], what: str) -> tuple[float, float]:
-    """Of the device in the middle, by the old table and by the new."""
-    before, after = ([getattr(pair[place], what) for pair in bills] for place in (0, 1))
-    return middle(before, 0.0), middle(after, 0.0)
 
 
 def _why(whole: _Compared, worth: Sequence[bool], fair: bool, doubt: Doubt) -> str:
