@@ -25,6 +25,7 @@ from edgesplit_cli.commands import (
     offload,
     plan,
     profiles,
+    replan,
     run_demo,
     up,
 )
@@ -64,6 +65,8 @@ for command in (
     export.export,
 ):
     cli.add_command(command)
+for command in (replan.drift, replan.replan_policy):
+    models.model.add_command(command)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_prof
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing, signature
+from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.shown import shown_claim, shown_deployment, shown_device, shown_event, shown_model
 from edgesplit_controller.signing import Signing
 
@@ -112,6 +113,7 @@ class Controller:
     addresses: Addresses
     signing: Signing
     exporting: Exporting
+    replanner: Replanner
 
     # ---- models -----------------------------------------------------------------------------------------------
 

@@ -28,8 +28,8 @@ from edgesplit_partitioner.build_costs import build_costs, with_tier
 from edgesplit_partitioner.foreign_costs import check_servable, foreign_costs, possible
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
-from edgesplit_partitioner.measured_costs import Measured, as_measured
 from edgesplit_partitioner.measure_slices import Cuts, Whole, believed, corrected, measured_whole
+from edgesplit_partitioner.measured_costs import Measured, as_measured
 from edgesplit_partitioner.side_limits import as_limits, check_first
 from edgesplit_partitioner.slicing import atoms, cut_sets, cut_slices
 from edgesplit_partitioner.trace import LayerTime

@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.identity import Credentials
 from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
+from edgesplit.release import Manifest
 from edgesplit.seen import logs
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.ledger import Ledger
@@ -51,7 +52,7 @@ from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
-from edgesplit_controller.database import Database, Device
+from edgesplit_controller.database import Database, Device, Model
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
@@ -61,6 +62,8 @@ from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
+from edgesplit_controller.replan.replanner import Replanner
+from edgesplit_controller.replan.watching import watch
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocations import Revocations
 from edgesplit_controller.rotation import Rotation
@@ -141,7 +144,9 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     revocations.start()
     if settings.offload:
         _offload(settings, stack)
-    _api(settings, controller, credentials[API], stack, ending)
+    heavy = Heavy()
+    _api(settings, controller, credentials[API], heavy, stack, ending)
+    watch(controller.replanner.look, heavy.submit, stack, ending)
     _tended(repository, rotation, controller, delivery, revocations, stack, ending)
     addresses = _as_told(settings)
     write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
@@ -219,6 +224,15 @@ def _assemble(
         offload_root=data / OFFLOAD / "root.json",
         now=now,
     )
+
+    def roll_out(
+        model: Model, release: str, _manifest: Manifest, wanted: Sequence[Device], options: Mapping[str, Any]
+    ) -> int:
+        names = [device.name for device in wanted]
+        number = director.deploy(release, model.ref, names, targets=names, options=options)
+        delivery.tell([*director.settle(), *names])
+        return number
+
     controller = Controller(
         database=database,
         blobs=blobs,
@@ -237,6 +251,7 @@ def _assemble(
             database, registry, releasing, repository, content_keys,
             offload_releases=data / OFFLOAD / "releases", now=now,
         ),
+        replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=roll_out, now=now),
     )  # fmt: skip
     return controller, delivery, revocations
 
@@ -292,7 +307,12 @@ def _offload(settings: Settings, stack: ExitStack) -> None:
 
 
 def _api(
-    settings: Settings, controller: Controller, credentials: Credentials, stack: ExitStack, ending: threading.Event
+    settings: Settings,
+    controller: Controller,
+    credentials: Credentials,
+    heavy: Heavy,
+    stack: ExitStack,
+    ending: threading.Event,
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
     token = _operator_token(settings.data / "operator.token")
@@ -302,7 +322,7 @@ def _api(
         stack.callback(scraped.stop)
         scraped.start()
         log.info("metrics at %s/metrics", scraped.url)
-    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy(), ledger=ledger)
+    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=heavy, ledger=ledger)
     config = uvicorn.Config(
         app,
         http=TellingPeers,

@@ -13,11 +13,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from edgesplit.inputs import FRAME
 from edgesplit.plan import Link
-from edgesplit_partitioner.costs import Costs, LayerCost
+from edgesplit_partitioner.costs import RAW, Costs, LayerCost, TensorCost
 
 NOISE = 0.1
 """A factor within this part of 1 is 1."""
+ZSTD_SUFFIX = "+zstd"
 MOST = 50.0
 """A factor beyond this, or below its inverse, is no measurement of these layers."""
 
@@ -29,6 +31,15 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     seconds: Annotated[float, Meta(ge=0)]
 
 
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors that crossed the first link together, and the bytes that they took."""
+
+    tensors: tuple[str, ...]
+    codecs: dict[str, str]
+    compress: bool
+    bytes: Annotated[float, Meta(ge=0)]
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a class of devices measured at work, for one model."""
 
@@ -37,8 +48,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     device: tuple[Group, ...] = ()
     remote: tuple[Group, ...] = ()
     """On the last tier; of one row's layers each, so that groups may share layers."""
+    sent: tuple[Sent, ...] = ()
+    """What pictures and compressed tensors weigh is known when they travel."""
     fixed_s: float = 0.0
-    """Of every request that crosses the first link, beyond what was planned: the server's own work around the layers."""
+    """Of every request that crosses the first link, beyond what was planned: the server's work around the layers."""
     devices: int = 1
     """So many agree."""
     basis: str = "measured"
@@ -55,9 +68,12 @@ def as_measured(costs: Costs, seen: Measured) -> Costs:
     device, remote = costs.tiers[0], costs.tiers[-1]
     factors = layer_factors(costs, device, seen.device)
     away = _snapped(_ratio(costs, remote, seen.remote))
+    heavier = _weights(costs, seen.sent)
+    inputs = {name: _weighed(cost, name, heavier) for name, cost in costs.inputs.items()}
     layers = tuple(
         msgspec.structs.replace(
             layer,
+            writes={name: _weighed(cost, name, heavier) for name, cost in layer.writes.items()},
             seconds=_scaled(_scaled(layer.seconds, device, factors[layer.name]), remote, away),
             joules=_scaled(layer.joules, device, factors[layer.name]),
             between=_without(layer.between, device, measured=bool(seen.device)),
@@ -65,10 +81,56 @@ def as_measured(costs: Costs, seen: Measured) -> Costs:
         for layer in costs.layers
     )
     if not seen.device:
-        return msgspec.structs.replace(costs, layers=layers)
+        return msgspec.structs.replace(costs, layers=layers, inputs=inputs)
     told = f"{seen.basis}: at work, on {seen.devices} of {costs.device_class}"
     intervals = {tier: one for tier, one in costs.intervals.items() if tier != device}
-    return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, device: told}, intervals=intervals)
+    return msgspec.structs.replace(
+        costs, layers=layers, inputs=inputs, basis={**costs.basis, device: told}, intervals=intervals
+    )
+
+
+def bytes_sent(costs: Costs, tensors: Iterable[str], codecs: Mapping[str, str], *, compress: bool) -> float:
+    """What these tensors are believed to weigh together, sent so; 0 where that is not known."""
+    sizes = _sizes(costs)
+    total = 0.0
+    for name in tensors:
+        known = sizes.get(name)
+        if known is None:
+            return 0.0
+        way = _way(known, codecs.get(name, RAW), compress)
+        if way != RAW and way not in known.codecs:
+            return 0.0
+        total += known.bytes if way == RAW else known.codecs[way].bytes
+    return total
+
+
+def _weights(costs: Costs, sent: Iterable[Sent]) -> dict[tuple[str, str], float]:
+    """By tensor and way of travelling, what its bytes are multiplied by. Only what is encoded weighs as it likes."""
+    found, sizes = {}, _sizes(costs)
+    for one in sent:
+        believed = bytes_sent(costs, one.tensors, one.codecs, compress=one.compress)
+        for name in one.tensors if believed else ():
+            way = _way(sizes[name], one.codecs.get(name, RAW), one.compress)
+            if way.endswith(ZSTD_SUFFIX) or name == FRAME:
+                found[name, way] = _snapped(one.bytes / believed)
+    return found
+
+
+def _weighed(cost: TensorCost, name: str, heavier: Mapping[tuple[str, str], float]) -> TensorCost:
+    codecs = {
+        way: msgspec.structs.replace(one, bytes=round(one.bytes * heavier.get((name, way), 1.0)))
+        for way, one in cost.codecs.items()
+    }
+    return TensorCost(bytes=round(cost.bytes * heavier.get((name, RAW), 1.0)), codecs=codecs)
+
+
+def _way(cost: TensorCost, codec: str, compress: bool) -> str:
+    """As the planner prices it: a tensor whose compressed size nobody measured counts as plain in a compressed body."""
+    return codec + ZSTD_SUFFIX if compress and codec + ZSTD_SUFFIX in cost.codecs else codec
+
+
+def _sizes(costs: Costs) -> dict[str, TensorCost]:
+    return {**costs.inputs, **{name: cost for layer in costs.layers for name, cost in layer.writes.items()}}
 
 
 def layer_factors(costs: Costs, tier: str, groups: Iterable[Group]) -> dict[str, float]:

@@ -18,7 +18,7 @@ import msgspec
 
 from edgesplit.messages import Window
 from edgesplit.plan import Link, Plan
-from edgesplit_partitioner.measured_costs import Group, Measured
+from edgesplit_partitioner.measured_costs import Group, Measured, Sent
 
 Kind = Literal["measured", "emulated", "simulated"]
 KINDS: tuple[Kind, ...] = ("measured", "emulated", "simulated")
@@ -75,6 +75,8 @@ class Voice:
     """Median seconds by slice."""
     remote_s: Mapping[str, float]
     """By row, median seconds of its layers on the server."""
+    sent: Mapping[str, float]
+    """By row, median bytes of a request."""
     fixed_s: float | None
     """Median seconds in the server beside the layers, beyond what the rows planned; None where nothing crossed."""
 
@@ -109,7 +111,8 @@ def voice(device: str, told: Iterable[Told], model: str, release: str, plan: Pla
         moments, kind = [*(moments if kind == one.kind else ()), Moment(one.at, link, window)], one.kind
     if kind is None:
         return None
-    return Voice(device, kind, tuple(moments), _slices(moments, kind), *_remote(moments, plan))
+    layers_s, sent, fixed_s = _crossing(moments, plan)
+    return Voice(device, kind, tuple(moments), _slices(moments, kind), layers_s, sent, fixed_s)
 
 
 def voices_of_best_kind(voices: Iterable[Voice]) -> list[Voice]:
@@ -133,6 +136,7 @@ def believed(voices: Sequence[Voice], plan: Plan, layers: Mapping[str, Sequence[
     """What the class believes of its plan's assumptions. `layers`: of each slice, by its name."""
     rows = {row.name: row for row in plan.rows}
     remote = _heard(voices, lambda one: one.remote_s, {name: rows[name].remote_s for name in rows})
+    sent = _heard(voices, lambda one: one.sent, {name: float(rows[name].up_bytes) for name in rows})
     fixed = [one.fixed_s for one in voices if one.fixed_s is not None]
     return Measured(
         link=Link(
@@ -146,6 +150,9 @@ def believed(voices: Sequence[Voice], plan: Plan, layers: Mapping[str, Sequence[
             if name in layers
         ),
         remote=tuple(Group(_layers_of(rows[name].remote, layers), seconds) for name, seconds in remote.items()),
+        sent=tuple(
+            Sent(rows[name].sends, rows[name].codecs, rows[name].compress, weight) for name, weight in sent.items()
+        ),
         fixed_s=max(0.0, middle(fixed, 0.0)),
         devices=len(voices),
         basis=voices[0].kind if voices else "measured",
@@ -184,25 +191,31 @@ def _slices(moments: Sequence[Moment], kind: Kind) -> dict[str, float]:
             continue
         for one in window.slices:
             seconds.setdefault(one.name, []).append(one.seconds)
-    return {name: median(each) for name, each in seconds.items()}
+    return _medians(seconds)
 
 
-def _remote(moments: Sequence[Moment], plan: Plan) -> tuple[dict[str, float], float | None]:
-    """Seconds of each row's layers on the server, and what the server adds; of windows in which one row was used and
-    the cloud always helped. Rows through a gateway tell of two servers at once, and are left out."""
+def _crossing(moments: Sequence[Moment], plan: Plan) -> tuple[dict[str, float], dict[str, float], float | None]:
+    """Seconds of each row's layers on the server, bytes of its requests, and what the server adds; of windows in which
+    one row was used and the cloud always helped. Rows through a gateway tell of two servers at once, and are left
+    out."""
     rows = {row.name: row for row in plan.rows if not row.is_local and not row.hops}
     layers_s: dict[str, list[float]] = {}
+    sent: dict[str, list[float]] = {}
     fixed_s: list[float] = []
     for moment in moments:
         window, row = moment.window, rows.get(moment.window.row)
         if row is None or window.switches or window.fallbacks:
             continue
+        sent.setdefault(row.name, []).append(window.up_bytes / window.requests)
         phases = {one.phase: one.total_s / window.requests for one in window.phases}
-        if "remote" not in phases:
-            continue
-        layers_s.setdefault(row.name, []).append(phases["remote"])
-        fixed_s.append(_around_s(phases) - row.decode_s)
-    return {name: median(each) for name, each in layers_s.items()}, median(fixed_s) if fixed_s else None
+        if "remote" in phases:
+            layers_s.setdefault(row.name, []).append(phases["remote"])
+            fixed_s.append(_around_s(phases) - row.decode_s)
+    return _medians(layers_s), _medians(sent), median(fixed_s) if fixed_s else None
+
+
+def _medians(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: median(each) for name, each in values.items()}
 
 
 def _around_s(phases: Mapping[str, float]) -> float:
@@ -213,5 +226,3 @@ def _around_s(phases: Mapping[str, float]) -> float:
 def _apart(value: float, assumed: float) -> float:
     """How far a value is from what was assumed: as a ratio, where both can be one."""
     return abs(math.log(value / assumed)) if value > 0.0 and assumed > 0.0 else abs(value - assumed)
-
-

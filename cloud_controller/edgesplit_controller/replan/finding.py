@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from edgesplit.plan import Plan, Row
 from edgesplit_controller.database import Device, Model
 from edgesplit_controller.replan.policy import Policy
@@ -82,6 +80,11 @@ def _server_pairs(
         row = next((row for row in plan.rows if held[row.name] == group.layers), None)
         if row is not None:
             found.append((f"server {row.name}", "s", row.remote_s, group.seconds))
+    for one in seen.sent:
+        crossing = (
+            row for row in plan.rows if (row.sends, row.codecs, row.compress) == (one.tensors, one.codecs, one.compress)
+        )
+        found += [(f"sent by {row.name}", "bytes", float(row.up_bytes), one.bytes) for row in crossing]
     return [*found, ("server beside the layers", "s", 0.0, seen.fixed_s)] if seen.remote else found
 
 
@@ -137,4 +140,4 @@ def proposal_told(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> di
     """What a proposal keeps to be read."""
     whole = shown(finding, layers)
     kept = ("why", "gain", "gain_between", "broken_limits", "seconds", "heard", "basis", "drift", "rows")
-    return msgspec.to_builtins({**{name: whole[name] for name in kept}, "proposed_rows": whole["proposed_rows"]})
+    return {**{name: whole[name] for name in kept}, "proposed_rows": whole["proposed_rows"]}

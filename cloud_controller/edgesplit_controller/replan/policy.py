@@ -1,4 +1,4 @@
-"""What the controller may do by itself when a plan grows old: `auto`, `propose` (unless somebody said otherwise), `off`.
+"""What the controller may do by itself when a plan grows old: `auto`, `propose` (where nobody said otherwise), `off`.
 
 A policy is of a model, of a group of devices, or of both; the narrower one counts, and a model's before a group's.
 """
@@ -13,8 +13,8 @@ from sqlalchemy import select
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.database import Database, record
-from edgesplit_controller.replan.tables import PolicyRow
 from edgesplit_controller.replan.verdict import Doubt
+from edgesplit_controller.replan_tables import PolicyRow
 
 Mode = Literal["auto", "propose", "off"]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -1,24 +1,30 @@
 """What a table costs on the links that devices really had: the one in use beside the one that would be made now.
 
 Pure. Both tables are priced with the same layers' seconds, measured where they were, so that their difference is the
-tables' own. A device is taken to choose as it does: from its table's own figures, knowing how much slower than planned
-it is all in all. Races and fallbacks are not priced: they make either table better, the worse one more.
+tables' own. What a device took from the table in use it has shown: it knows more of its link than it tells. Of another
+table it is taken to choose, by that table's figures, between the row that it took and the rows that are new to it; so a
+table is worth exactly nothing beside itself. Races and fallbacks are not priced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from edgesplit import plan as plans
-from edgesplit.plan import Conditions, Link, Plan, Row
+from edgesplit.plan import Conditions, Plan, Row
 from edgesplit_controller.replan.evidence import Moment, Voice
 from edgesplit_partitioner.costs import Costs
+from edgesplit_partitioner.measured_costs import bytes_sent
 
 MOST_MOMENTS = 48
 """Of one device; more are thinned out evenly."""
+
+
+Way = tuple[frozenset[str], tuple[tuple[str, str], ...], bool, tuple[frozenset[str], ...]]
+"""What a row is, whatever it is called: its layers on the device, codecs, compression, layers beyond further links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +33,16 @@ class Table:
 
     plan: Plan
     true: Mapping[str, Row]
+    ways: Mapping[str, Way]
     slowdown: float = 1.0
     """What the device has learnt of itself: its seconds beside the plan's."""
 
-    def chosen(self, link: Link) -> Row | None:
-        """The row that a device takes on this link, with its real costs."""
-        row = plans.choose(self.plan, Conditions(link=link, device_slowdown=self.slowdown))
-        return None if row is None else self.true[row.name]
+    def best(self, now: Conditions, among: Container[Way] | None = None) -> Row | None:
+        """The row that its figures call best, with its real costs; of some ways, or of all."""
+        rows = tuple(row for row in self.plan.rows if among is None or self.ways[row.name] in among)
+        learnt = msgspec.structs.replace(now, device_slowdown=self.slowdown)
+        found = plans.choose(msgspec.structs.replace(self.plan, rows=rows), learnt)
+        return None if found is None else self.true[found.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +58,48 @@ class Bill:
 def in_use(plan: Plan, layers: Mapping[str, Sequence[str]], costs: Costs) -> Table:
     """The table of a release, whose rows are slices of these layers, by what its layers really cost."""
     true = {row.name: _true(row, layers, costs) for row in plan.rows}
+    ways = {row.name: _way(row, _flat(row.device, layers), layers) for row in plan.rows}
     local = plan.local
-    return Table(plan, true, true[local.name].device_s / local.device_s if local and local.device_s > 0.0 else 1.0)
+    slowdown = true[local.name].device_s / local.device_s if local is not None and local.device_s > 0.0 else 1.0
+    return Table(plan, true, ways, slowdown)
 
 
 def fresh(table: Plan) -> Table:
-    """A table that was made with these costs."""
-    return Table(table, {row.name: row for row in table.rows})
+    """A table that was made with these costs, its rows still in layers."""
+    ways = {row.name: _way(row, row.layers, {}) for row in table.rows}
+    return Table(table, {row.name: row for row in table.rows}, ways)
 
 
-def bill(table: Table, moments: Sequence[Moment], fixed_s: float = 0.0) -> Bill:
-    """What a device with these moments pays."""
-    costs, seconds, broken = [], [], 0
+def bills(old: Table, new: Table, moments: Sequence[Moment], fixed_s: float = 0.0) -> tuple[Bill, Bill]:
+    """What a device with these moments pays by the table in use, and by another."""
+    paid: tuple[list[tuple[float, float, bool]], ...] = ([], [])
+    unknown = set(new.ways.values()) - set(old.ways.values())
     for moment in thinned(moments):
-        link = msgspec.structs.replace(moment.link, rtt_s=moment.link.rtt_s + fixed_s)
-        row = table.chosen(link)
-        if row is None:
+        now = Conditions(link=msgspec.structs.replace(moment.link, rtt_s=moment.link.rtt_s + fixed_s))
+        took = taken(old, moment, now)
+        if took is None:
             continue
-        now = Conditions(link=link)
-        costs.append(plans.cost(row, now, table.plan.weights, table.plan.power))
-        seconds.append(plans.latency_s(row, now))
-        broken += breaks(table.plan, row, now)
-    priced = max(1, len(costs))
-    return Bill(sum(costs) / priced, sum(seconds) / priced, broken / priced)
+        mine = old.ways[took.name]
+        among = unknown | ({mine} if mine in new.ways.values() else set(old.ways.values()))
+        then = new.best(now, among)
+        for table, row, into in ((old, took, paid[0]), (new, then, paid[1])):
+            if row is not None:
+                plan = table.plan
+                cost = plans.cost(row, now, plan.weights, plan.power)
+                into.append((cost, plans.latency_s(row, now), breaks(plan, row, now)))
+    return _bill(paid[0]), _bill(paid[1])
+
+
+def taken(table: Table, moment: Moment, now: Conditions) -> Row | None:
+    """The row that the device used in that window, with its real costs; the best where it used several."""
+    window = moment.window
+    return table.best(now) if window.switches or window.row not in table.true else table.true[window.row]
+
+
+def _bill(paid: Sequence[tuple[float, float, bool]]) -> Bill:
+    count = max(1, len(paid))
+    costs, seconds, broken = (sum(each[place] for each in paid) / count for place in range(3))
+    return Bill(costs, seconds, broken)
 
 
 def breaks(plan: Plan, row: Row, now: Conditions) -> bool:
@@ -114,9 +142,18 @@ def _true(row: Row, layers: Mapping[str, Sequence[str]], costs: Costs) -> Row:
     changes: dict[str, float] = {"device_s": sum(seconds[name].get(device, 0.0) for name in here)}
     if row.device_joules is not None and all(device in joules[name] for name in here):
         changes["device_joules"] = sum(joules[name][device] for name in here)
+    weight = bytes_sent(costs, row.sends, row.codecs, compress=row.compress)
+    if weight and not row.is_local:
+        changes["up_bytes"] = round(weight)
     if not row.hops and all(remote in seconds[name] for name in far):
         changes["remote_s"] = sum(seconds[name][remote] for name in far)
     return msgspec.structs.replace(row, **changes)
+
+
+def _way(row: Row, here: Iterable[str], layers: Mapping[str, Sequence[str]]) -> Way:
+    beyond = tuple(frozenset(_flat(hop.remote, layers) if layers else hop.remote) for hop in row.hops)
+    codecs = tuple(sorted((name, codec) for name, codec in row.codecs.items() if codec != "raw"))
+    return frozenset(here), codecs, row.compress, beyond
 
 
 def _flat(names: Iterable[str], layers: Mapping[str, Sequence[str]]) -> list[str]:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from edgesplit_controller.database import Database, record
 from edgesplit_controller.refusals import Conflict, unknown
 from edgesplit_controller.replan.finding import Unit
-from edgesplit_controller.replan.tables import ProposalRow
+from edgesplit_controller.replan_tables import ProposalRow
 
 ITSELF = "replan"
 """Who decided, where nobody was asked."""
@@ -46,7 +46,7 @@ class Proposals:
     def changes(self, model: str, device_class: str) -> list[float]:
         """When tables of a model (by name) were changed by a proposal on that class, oldest first."""
         applied = select(ProposalRow.decided).where(
-            ProposalRow.model.like(f"{model}@%", escape="\\"),
+            ProposalRow.model.startswith(f"{model}@", autoescape=True),
             ProposalRow.device_class == device_class,
             ProposalRow.state == APPLIED,
         )

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from edgesplit_controller.replan.evidence import Moment, Voice, middle
-from edgesplit_controller.replan.pricing import Table, bill, halves, saving
+from edgesplit_controller.replan.pricing import Table, bills, halves, saving
 
 BREAKS_LESS = 0.2
 """A table that breaks a limit in so much smaller a part of the moments is worth a move whatever it saves."""
@@ -114,21 +114,23 @@ class _Compared:
 
 
 def _compare(each: Sequence[Sequence[Moment]], old: Table, new: Table, fixed_s: float) -> _Compared:
-    bills = [(bill(old, moments, fixed_s), bill(new, moments, fixed_s)) for moments in each if moments]
-    gains = sorted(saving(*pair) for pair in bills) or [0.0]
+    paid = [bills(old, new, moments, fixed_s) for moments in each if moments]
+    gains = sorted(saving(*pair) for pair in paid) or [0.0]
     quarter = len(gains) // 4
     return _Compared(
         gain=middle(gains, 0.0),
         low=gains[quarter],
         high=gains[-1 - quarter],
-        broken=(middle([old.broken for old, _ in bills], 0.0), middle([new.broken for _, new in bills], 1.0)),
-        seconds=(middle([old.seconds for old, _ in bills], 0.0), middle([new.seconds for _, new in bills], 0.0)),
+        broken=(middle([old.broken for old, _ in paid], 0.0), middle([new.broken for _, new in paid], 1.0)),
+        seconds=(middle([old.seconds for old, _ in paid], 0.0), middle([new.seconds for _, new in paid], 0.0)),
     )
 
 
 def _why(whole: _Compared, worth: Sequence[bool], fair: bool, doubt: Doubt) -> str:
     saves = f"saves {whole.gain:.0%} (half of the devices {whole.low:.0%} to {whole.high:.0%})"
     mends = f"breaks a limit in {whole.broken[1]:.0%} of the time instead of {whole.broken[0]:.0%}"
+    if whole.mends and whole.gain < 0.0:
+        mends += f", and costs {-whole.gain:.0%} more"
     told = mends if whole.mends else saves
     if not worth[0]:
         return f"the table in use serves what was measured: another one {saves}, asked are {doubt.least_gain:.0%}"
