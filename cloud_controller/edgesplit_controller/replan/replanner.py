@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import select
 
-from edgesplit.errors import EdgeError, UsageError
+from edgesplit.errors import EdgeError, InfeasibleLimits, UsageError
 from edgesplit.plan import Plan
 from edgesplit.release import Manifest
 from edgesplit_controller.database import Database, Desired, Device, Model, Release
@@ -203,7 +203,7 @@ class Replanner:
         try:
             made = self._planning.plan(unit.model, unit.device_class, seen.planned_link, wish, through, seen)
             table = made.table
-        except UsageError as error:
+        except (UsageError, InfeasibleLimits) as error:
             return Finding(unit, plan, seen, f"no other table can be made: {error}")
         verdict = judge(heard, in_use(plan, layers, made.costs), fresh(table), seen.fixed_s, doubt)
         return Finding(unit, plan, seen, "", verdict, table)
