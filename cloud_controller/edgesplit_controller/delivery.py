@@ -46,7 +46,11 @@ SAID: Mapping[str, type[messages.Message]] = {
     "telemetry": messages.Telemetry,
 }
 ASKED: type[messages.FetchMetadata | messages.FetchChunks] = messages.FetchMetadata | messages.FetchChunks  # type: ignore[assignment]
-SUBSCRIPTIONS = tuple(messages.topic("+", kind) for kind in ("birth", "reported", "telemetry", "fetch"))
+RETAINED = tuple(messages.topic("+", kind) for kind in ("birth", "reported"))
+"""What the broker repeats to whoever subscribes: for one process, which misses nothing when it takes over."""
+SPREAD = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch"))
+"""What comes all the time: each message for any one of the processes."""
+SUBSCRIPTIONS = (*RETAINED, *SPREAD)
 _METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
 
 
@@ -164,6 +168,10 @@ class Sources:
     """The signed statements of the devices named (None: of all); empty bytes for a device that is to be forgotten."""
     flooding: Callable[[str, int], None] = lambda device, dropped: None
     """A device floods, and so many of its messages were dropped: do what can be done about it."""
+    confirm: Callable[[Mapping[str, bytes]], Collection[str]] = lambda published: ()
+    """Remember what was published, by device; the devices for whom something else is stored by now."""
+    leads: Callable[[], bool] = lambda: True
+    """Is it this process that repeats everything when the broker may have forgotten?"""
 
 
 class Delivery:
@@ -213,7 +221,10 @@ class Delivery:
                 thread.join(timeout=10)
 
     def on_connect(self) -> None:
-        """The session is up (again): state everything anew, for the broker may have forgotten."""
+        """The session is up (again), or this process leads now: state everything anew, for the broker may have
+        forgotten, and who led before may have been killed."""
+        if not self._sources.leads():
+            return
         with self._stating:
             self._to_state = None
             self._stating.notify_all()
@@ -289,12 +300,21 @@ class Delivery:
     def _take_in(self) -> None:
         while (batch := self._said.take(500)) is not None:
             said = [(device, message) for device, message, _ in batch]
-            try:
-                self._sources.hear(said)
-            except Exception:
-                log.exception("could not keep what %d messages said: one by one", len(said))
-                for one in said:
-                    self._take_in_alone(one)
+            while not self._is_kept(said) and not self._ended.wait(RESTATE_S):
+                pass
+
+    def _is_kept(self, said: list[tuple[str, messages.Message]]) -> bool:
+        """False while the database is away: what comes meanwhile waits, as far as there is room."""
+        try:
+            self._sources.hear(said)
+        except LinkError as error:
+            log.warning("could not keep what %d messages said, trying again: %s", len(said), error)
+            return False
+        except Exception:
+            log.exception("could not keep what %d messages said: one by one", len(said))
+            for one in said:
+                self._take_in_alone(one)
+        return True
 
     def _take_in_alone(self, said: tuple[str, messages.Message]) -> None:
         """What one device says must not cost another's words."""
@@ -370,25 +390,29 @@ class Delivery:
         return None
 
     def _state_all(self) -> None:
-        """State what is due; a link that fails ends the round, and after a moment everything is stated anew."""
+        """State what is due; a link that fails ends the round, and after a moment all of that is stated anew."""
         while (due := self._await_stating()) is not None:
             forgotten, told = due
             try:
                 for device in forgotten:
                     self._state(device, b"")
-                for device, statement in self._sources.statements(told).items():
+                statements = self._sources.statements(told)
+                for device, statement in statements.items():
                     self._state(device, statement)
+                if statements and (newer := self._sources.confirm(statements)):
+                    self.tell(newer)
             except LinkError as error:
                 log.info("could not state what devices shall run: %s", error)
-                self._state_again(forgotten)
+                self._state_again(forgotten, told)
             except Exception:
                 log.exception("could not state what devices shall run")
 
-    def _state_again(self, forgotten: Collection[str]) -> None:
+    def _state_again(self, forgotten: Collection[str], told: Collection[str] | None) -> None:
         self._ended.wait(RESTATE_S)
         with self._stating:
             self._to_forget.update(forgotten)
-            self._to_state = None
+            both = told is not None and self._to_state is not None
+            self._to_state = {*(self._to_state or ()), *(told or ())} if both else None
 
     def _await_stating(self) -> tuple[Collection[str], Collection[str] | None] | None:
         """The devices to be forgotten and those to be told (None: all); None at the end."""

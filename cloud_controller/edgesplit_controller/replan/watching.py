@@ -18,14 +18,17 @@ log = logging.getLogger(__name__)
 def watch(
     look: Callable[[], None],
     submit: Callable[[Callable[[], None]], Future[None]],
+    leads: Callable[[], bool],
     stack: ExitStack,
     ending: threading.Event,
     every_s: float = EVERY_S,
 ) -> None:
-    """Begin; `stack` waits for the end, which `ending` asks for."""
+    """Begin; `stack` waits for the end, which `ending` asks for. Of several processes the one that `leads` looks."""
 
     def run() -> None:
         while not ending.wait(every_s):
+            if not leads():
+                continue
             turn = submit(look)
             while not wait([turn], PATIENCE_S).done:
                 if ending.is_set():
