@@ -24,7 +24,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,6 @@ from edgesplit.errors import UsageError
 from edgesplit.identity import Credentials
 from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
-from edgesplit.release import Manifest
 from edgesplit.seen import logs
 from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.ledger import Ledger
@@ -55,7 +54,7 @@ from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
-from edgesplit_controller.database import Database, Device, Model
+from edgesplit_controller.database import Database, Device
 from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
@@ -72,6 +71,7 @@ from edgesplit_controller.replan.watching import watch
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocation_command import RevocationCommand
 from edgesplit_controller.revocations import Revocations
+from edgesplit_controller.rollout.engine import RolloutLoop, Rollouts
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
 from edgesplit_controller.signing import Signing
@@ -190,6 +190,9 @@ def _start(
     _mqtt(settings, authority, delivery, place, lease, stack)
     stack.callback(revocations.stop)
     revocations.start()
+    loop = RolloutLoop(controller.rollouts, may_step=lease.held)
+    stack.callback(loop.stop)
+    loop.start()
     if not settings.join:
         authority.issue_server(OFFLOAD, names)
     if settings.offload:
@@ -248,6 +251,7 @@ def _assemble(
             revocations.cut(device)
         if any(isinstance(message, messages.Reported) for _, message in said):
             delivery.tell(director.settle())  # what a device runs no more, its gateway need not keep
+            rollouts.news.set()
 
     def flooding(device: str, dropped: int) -> None:
         if devices.hold(device, dropped):
@@ -262,6 +266,16 @@ def _assemble(
         database, repository.sign_statement,
         statement_s=settings.statement_s, now=now, wrap=wrapped, wrap_far=wrapped_far, tiers=gateways,
     )  # fmt: skip
+
+    def announce(told: Sequence[str]) -> None:
+        delivery.tell(director.settle())  # gateways hear of it before the devices behind them
+        delivery.tell(told)
+
+    def fits(release: str, device_class: str) -> bool:
+        manifest = releasing.find(release)
+        return manifest is not None and device_class in manifest.plans
+
+    rollouts = Rollouts(database, director, now=now, announce=announce, fits=fits)
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -285,14 +299,6 @@ def _assemble(
         now=now,
     )
 
-    def roll_out(
-        model: Model, release: str, _manifest: Manifest, wanted: Sequence[Device], options: Mapping[str, Any]
-    ) -> int:
-        names = [device.name for device in wanted]
-        number = director.deploy(release, model.ref, names, targets=names, options=options)
-        delivery.tell([*director.settle(), *names])
-        return number
-
     controller = Controller(
         database=database,
         blobs=blobs,
@@ -302,6 +308,7 @@ def _assemble(
         devices=devices,
         gateways=gateways,
         director=director,
+        rollouts=rollouts,
         authority=authority,
         tell=delivery,
         revocations=revocations,
@@ -311,7 +318,7 @@ def _assemble(
             database, registry, releasing, repository, content_keys,
             offload_releases=data / OFFLOAD / "releases", now=now,
         ),
-        replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=roll_out, now=now),
+        replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=rollouts.make, now=now),
     )  # fmt: skip
     return controller, delivery, revocations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from edgesplit_controller.database import (
     Desired,
     Device,
     Event,
-    Model,
     Release,
     TelemetryRow,
 )
@@ -30,6 +29,7 @@ from edgesplit_controller.refusals import Conflict
 from edgesplit_controller.replan.policy import Policy, changed, effective
 from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.replan_tables import PolicyRow, ProposalRow
+from edgesplit_controller.rollout.engine import Made, Wanted
 from unit.test_recut_releasing import CLASS, Maker
 
 NAMES = ("one", "two", "three")
@@ -65,7 +65,7 @@ class World:
         self.maker, self.database = shelf.maker, shelf.database
         self.now = 10_000.0
         self.model = self.maker.model
-        self.rolled_out: list[tuple[str, list[str], Mapping[str, Any]]] = []
+        self.rolled_out: list[Wanted] = []
         self.replanner = Replanner(
             self.database,
             self.maker.releasing._registry,
@@ -75,7 +75,7 @@ class World:
             roll_out=self.roll_out,
             now=self.clock,
         )
-        self.first, manifest = shelf.first(**wish)
+        self.first, _ = shelf.first(**wish)
         with self.database.write() as session:
             for name in NAMES:
                 session.add(
@@ -84,7 +84,7 @@ class World:
                         certificate_serial="1", public_key_sha256="", enrolled=1.0, counter=0,
                     )
                 )  # fmt: skip
-        self.roll_out(self.model, self.first, manifest, self.devices, {})
+        self.roll_out(Wanted(self.first, self.model.ref, self.devices, NAMES))
         self.rolled_out.clear()
         self.replanner.set_policy("small", [], QUICK)
 
@@ -96,18 +96,17 @@ class World:
         with self.database.read() as session:
             return list(session.scalars(select(Device).order_by(Device.name)))
 
-    def roll_out(
-        self, model: Model, release: str, _manifest: Manifest, devices: Sequence[Device], options: Mapping[str, Any]
-    ) -> int:
-        names = [device.name for device in devices]
+    def roll_out(self, wanted: Wanted) -> Made:
+        names = [device.name for device in wanted.devices]
+        model, release = wanted.model, wanted.release
         with self.database.write() as session:
-            made = Deployment(release=release, model=model.ref, targets=names, devices=names, options={}, created=0.0)
+            made = Deployment(release=release, model=model, targets=names, devices=names, options={}, created=0.0)
             session.add(made)
             session.flush()
             for name in names:
-                session.merge(Desired(device=name, model=model.name, release=release, deployment=made.id))
-        self.rolled_out.append((release, names, options))
-        return len(self.rolled_out)
+                session.merge(Desired(device=name, model=model.partition("@")[0], release=release, deployment=made.id))
+        self.rolled_out.append(wanted)
+        return Made(len(self.rolled_out), {})
 
     @property
     def release(self) -> str:
@@ -178,10 +177,15 @@ def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: World) -> No
     world.replanner.look()
     done = world.replanner.accept(world.open()[0]["id"], "ada")
 
-    ((release, names, options),) = world.rolled_out
+    (wanted,) = world.rolled_out
+    release, options = wanted.release, wanted.options
     manifest = world.maker.releasing.manifest(release)
     assert manifest.recut_of == world.first and release in world.maker.repository.recuts()
-    assert sorted(names) == sorted(NAMES) and options["proposal"] == done["id"]
+    assert (
+        sorted(wanted.targets) == sorted(NAMES)
+        and wanted.asked.stages[0] == "10%"
+        and options["proposal"] == done["id"]
+    )
     assert (done["state"], done["who"], done["result"]) == ("applied", "ada", release)
     planned = world.maker.releasing.manifest(world.first).plans[CLASS].slice_s
     assert sum(manifest.plans[CLASS].slice_s.values()) == pytest.approx(40.0 * sum(planned.values()), rel=0.01)
@@ -219,7 +223,7 @@ def test_auto_rolls_out_by_itself_and_back_and_forth_is_served_by_one_table(worl
     world.replanner.set_policy("small", [], {"mode": "auto", "cool_down_s": 0.0})
     world.tell(40.0)
     world.replanner.look()
-    assert [release for release, *_ in world.rolled_out] == [world.release] and world.release != world.first
+    assert [wanted.release for wanted in world.rolled_out] == [world.release] and world.release != world.first
     assert world.events()[-1] == ("replan.applied", "replan")
 
     for slowdown in (1.0, 40.0, 1.0, 40.0):
@@ -229,7 +233,7 @@ def test_auto_rolls_out_by_itself_and_back_and_forth_is_served_by_one_table(worl
 
 
 def test_auto_waits_until_the_last_change_has_cooled_down(world: World) -> None:
-    """Until then it is a proposal like any other, which an operator may accept."""
+    """Devices that wait for their stage are still on the old table meanwhile: nothing is proposed for them again."""
     world.tell(40.0)
     world.replanner.look()
     number = world.open()[0]["id"]
@@ -239,7 +243,7 @@ def test_auto_waits_until_the_last_change_has_cooled_down(world: World) -> None:
     world.replanner.set_policy("small", [], {"mode": "auto"})
     world.tell(40.0)
     world.replanner.look()
-    assert len(world.open()) == 1 and not world.rolled_out
+    assert not world.open() and not world.rolled_out
     world.now += 100.0
     world.tell(40.0)
     world.replanner.look()
@@ -272,7 +276,7 @@ def test_a_group_with_a_policy_of_its_own_is_looked_at_apart(world: World) -> No
     world.tell(1.0, names=("one", "two"))
     world.tell(40.0, names=("three",))
     world.replanner.look()
-    assert [names for _, names, _ in world.rolled_out] == [["three"]]
+    assert [wanted.targets for wanted in world.rolled_out] == [["three"]]
     assert world.release == world.first and {one["group"] for one in world.replanner.drift()} == {None, "roof"}
 
 
@@ -289,8 +293,8 @@ def test_what_a_newer_release_leaves_behind_is_superseded(world: World) -> None:
     world.tell(40.0)
     world.replanner.look()
     number = world.open()[0]["id"]
-    digest, manifest = world.maker.release("pool", recut=True)
-    world.roll_out(world.model, digest, manifest, world.devices, {})
+    digest, _ = world.maker.release("pool", recut=True)
+    world.roll_out(Wanted(digest, world.model.ref, world.devices, NAMES))
     with pytest.raises(Conflict, match="another release"):
         world.replanner.accept(number)
     world.replanner.look()
@@ -317,7 +321,7 @@ def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> No
     world.tell(40.0)
     world.replanner.look()
     world.replanner.accept(world.open()[0]["id"])
-    plan = world.maker.releasing.manifest(world.rolled_out[0][0]).plans[CLASS]
+    plan = world.maker.releasing.manifest(world.rolled_out[0].release).plans[CLASS]
     assert plan.earliest_cut and len(plan.rows) > 1 and all(row.device for row in plan.rows)
 
 

@@ -17,7 +17,6 @@ from sqlalchemy import select
 
 from edgesplit.errors import EdgeError, InfeasibleLimits, UsageError
 from edgesplit.plan import Plan
-from edgesplit.release import Manifest
 from edgesplit_controller.database import Database, Desired, Device, Model, Release
 from edgesplit_controller.gateways import Gateways, through_by_class
 from edgesplit_controller.planning import Planning, Through, Wish
@@ -33,8 +32,10 @@ from edgesplit_controller.replan.policy import Policies, Policy, effective
 from edgesplit_controller.replan.policy import shown as shown_policy
 from edgesplit_controller.replan.pricing import fresh, in_use
 from edgesplit_controller.replan.proposals import Proposals
-from edgesplit_controller.replan.verdict import LEAST_MOMENTS, judge, lacking, wait_s
+from edgesplit_controller.replan.verdict import LEAST_MOMENTS, Doubt, judge, lacking, wait_s
 from edgesplit_controller.replan_tables import ProposalRow
+from edgesplit_controller.rollout.asked import Asked
+from edgesplit_controller.rollout.engine import Made, Wanted
 from edgesplit_partitioner.measured_costs import Measured
 
 MOST_DEVICES = 48
@@ -45,8 +46,8 @@ DISMISSED_FOR = 4.0
 log = logging.getLogger(__name__)
 
 
-RollOut = Callable[[Model, str, Manifest, Sequence[Device], Mapping[str, Any]], int]
-"""Brings a release to devices, with options for the records; the number of what that is called."""
+CAREFULLY = Asked(stages=("10%", "100%"), unless_busy=True)
+"""How another table goes out: a tenth first, and nothing while the operator's own rollout is on its way."""
 
 
 class Replanner:
@@ -60,7 +61,7 @@ class Replanner:
         releasing: Releasing,
         gateways: Gateways,
         *,
-        roll_out: RollOut,
+        roll_out: Callable[[Wanted], Made],
         now: Callable[[], float],
     ) -> None:
         self._database = database
@@ -140,8 +141,7 @@ class Replanner:
                 self.proposals.decide(waiting.id, kept.WITHDRAWN, kept.ITSELF, now, why=verdict.why)
             return
         doubt = unit.policy.doubt
-        refused = [row.decided or 0.0 for row in mine if row.state in (kept.DISMISSED, kept.FAILED)]
-        if refused and now - max(refused) < DISMISSED_FOR * doubt.cool_down_s:
+        if any(now - (row.decided or now) < quiet_s(row.state, doubt) for row in mine):
             return
         told = findings.proposal_told(found, self._layers(unit))
         row = self.proposals.propose(unit, told, msgspec.to_builtins(seen), now)
@@ -154,7 +154,7 @@ class Replanner:
         wish, links = self._wish(unit), {unit.device_class: seen.planned_link}
         through = self._through(unit)
         try:
-            digest, manifest = self._releasing.prepare(
+            digest, _ = self._releasing.prepare(
                 unit.model, links, wish, recut=True, through=through, measured={unit.device_class: seen}
             )
         except EdgeError as error:
@@ -162,7 +162,8 @@ class Replanner:
             raise
         if digest != unit.release:
             self._releasing.publish(unit.model, digest, wish)
-            self._roll_out(unit.model, digest, manifest, unit.devices, {**wish.as_options(), "proposal": number})
+            options = {**wish.as_options(), "proposal": number}
+            self._roll_out(Wanted(digest, unit.model.ref, unit.devices, unit.names, options, CAREFULLY, who))
         row = self.proposals.decide(number, kept.APPLIED, who, self._now(), result=digest)
         return kept.shown(row)
 
@@ -234,6 +235,12 @@ class Replanner:
 
     def _through(self, unit: Unit) -> Mapping[str, Through]:
         return through_by_class(unit.devices, self._gateways.of(unit.names))
+
+
+def quiet_s(state: str, doubt: Doubt) -> float:
+    """How long nothing is proposed after a proposal for the same devices ended so."""
+    quiet = {kept.DISMISSED: DISMISSED_FOR, kept.FAILED: DISMISSED_FOR, kept.APPLIED: 1.0}
+    return quiet.get(state, 0.0) * doubt.cool_down_s
 
 
 def _is_of(row: ProposalRow, unit: Unit) -> bool:
