@@ -26,6 +26,7 @@ from edgesplit_cli.commands import (
     offload,
     plan,
     profiles,
+    replan,
     rollout,
     run_demo,
     up,
@@ -67,6 +68,10 @@ for command in (
     export.export,
 ):
     cli.add_command(command)
+for command in (replan.drift, replan.replan_policy):
+    models.model.add_command(command)
+for command in (replan.proposals, replan.accept, replan.dismiss):
+    rollout.rollout.add_command(command)
 
 
 def main() -> None:

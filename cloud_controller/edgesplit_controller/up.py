@@ -66,6 +66,8 @@ from edgesplit_controller.planning import Planning
 from edgesplit_controller.processes import Place, start_further, take_place
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
+from edgesplit_controller.replan.replanner import Replanner
+from edgesplit_controller.replan.watching import watch
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocation_command import RevocationCommand
 from edgesplit_controller.revocations import Revocations
@@ -195,8 +197,9 @@ def _start(
         authority.issue_server(OFFLOAD, names)
     if settings.offload:
         _offload(settings, stack)
-    listener = listener or _listener(settings.address, settings.api_port)
-    _api(settings, controller, api_credentials, listener, stack, ending)
+    listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
+    _api(settings, controller, api_credentials, listener, heavy, stack, ending)
+    watch(controller.replanner.look, heavy.submit, lease.held, stack, ending)
     tending = Tending(
         repository, rotation, controller, delivery, revocations, Stating(database), lease, place.lease, ending
     )
@@ -295,6 +298,7 @@ def _assemble(
         offload_root=data / OFFLOAD / "root.json",
         now=now,
     )
+
     controller = Controller(
         database=database,
         blobs=blobs,
@@ -314,6 +318,7 @@ def _assemble(
             database, registry, releasing, repository, content_keys,
             offload_releases=data / OFFLOAD / "releases", now=now,
         ),
+        replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=rollouts.make, now=now),
     )  # fmt: skip
     return controller, delivery, revocations
 
@@ -394,6 +399,7 @@ def _api(
     controller: Controller,
     credentials: Credentials,
     listener: socket.socket,
+    heavy: Heavy,
     stack: ExitStack,
     ending: threading.Event,
 ) -> None:
@@ -405,7 +411,7 @@ def _api(
         stack.callback(scraped.stop)
         scraped.start()
         log.info("metrics at %s/metrics", scraped.url)
-    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=Heavy(), ledger=ledger)
+    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=heavy, ledger=ledger)
     config = uvicorn.Config(
         app,
         http=TellingPeers,
