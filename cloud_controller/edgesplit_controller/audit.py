@@ -22,7 +22,8 @@ FIRST = "0" * 64
 TEXT = 200
 """Letters that are kept of a subject, or of a text in the detail."""
 PAGE = 1_000
-FIELDS = ("number", "at", "operator", "serial", "address", "request", "what", "subject", "outcome", "detail", "previous")
+WHO = ("operator", "serial", "address", "request")
+FIELDS = ("number", "at", *WHO, "what", "subject", "outcome", "detail", "previous")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +56,7 @@ class Audit:
             content = {
                 "number": head.number + 1,
                 "at": round(self._now(), 3),
-                **{name: _short(getattr(line, name)) for name in ("operator", "serial", "address", "request", "what")},
-                "subject": _short(line.subject),
+                **{name: _short(getattr(line, name)) for name in (*WHO, "what", "subject")},
                 "outcome": line.outcome,
                 "detail": {key: _short(value) for key, value in line.detail.items()},
                 "previous": head.hash,
@@ -95,8 +95,12 @@ class Audit:
         """Is every line what was written? With the hash of an older line in `expected`: is that one still there?"""
         number, hash_ = self.head()  # before the lines: more may be added while they are read
         verdict = verified(self.all(), expected)
-        if not verdict["problem"] and (verdict["lines"] < number or (verdict["lines"] == number != 0 and verdict["hash"] != hash_)):
+        if verdict["problem"]:
+            return verdict
+        if verdict["lines"] < number:
             return {**verdict, "problem": f"the log ends at line {verdict['lines']}, and {number} were written"}
+        if verdict["lines"] == number and verdict["hash"] != hash_:
+            return {**verdict, "problem": f"line {number} is not the one that was written"}
         return verdict
 
 

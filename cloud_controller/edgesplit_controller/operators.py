@@ -28,6 +28,10 @@ LIFE_S = 90 * 86_400
 LONGEST_S = 3_650 * 86_400
 SEEN_EVERY_S = 60.0
 """`last_seen` is this coarse, so that reading does not write."""
+OWNERS = (
+    "the data folder's owner cannot be changed from here: delete operator.token there and start the controller again,"
+    " which makes a new token"
+)
 Issue = Callable[[bytes, str, float | None], bytes]
 """A certificate (PEM) from a request, for the operator of that name, good no longer than that."""
 
@@ -43,7 +47,7 @@ class OperatorWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Equipped:
     """What an operator is told once."""
 
     operator: str
@@ -76,7 +80,7 @@ class Operators:
             mine = OperatorCertificateRow(serial=str(serial), operator=OWNER, issued=now, expires=0.0, revoked=None)
             session.merge(mine)
 
-    def add(self, wish: OperatorWish, csr_pem: str, by: Caller) -> Shown:
+    def add(self, wish: OperatorWish, csr_pem: str, by: Caller) -> Equipped:
         """A new operator, or one who comes back after a revocation, with a token and, for a request, a certificate."""
         _check(wish)
         if wish.role > by.role or not by.covers(wish.groups or None):
@@ -93,7 +97,7 @@ class Operators:
             row.expires, row.revoked = now + wish.expires_s, None
             return self._equipped(session, row, csr_pem, now)
 
-    def rotate(self, name: str, csr_pem: str, by: Caller, expires_s: int = 0) -> Shown:
+    def rotate(self, name: str, csr_pem: str, by: Caller, expires_s: int = 0) -> Equipped:
         """A new token, and for a request a new certificate; the old ones and every session end. With `expires_s` the
         operator lasts so long from now."""
         if not 0 <= expires_s <= LONGEST_S:
@@ -105,6 +109,16 @@ class Operators:
             if expires_s:
                 row.expires = now + expires_s
             _void(session, name, now, but_serial="" if csr_pem else None)
+            return self._equipped(session, row, csr_pem, now)
+
+    def rotate_own(self, caller: Caller, csr_pem: str) -> Equipped:
+        """The same for oneself, but for how long one lasts."""
+        with self._database.write() as session:
+            row = self.living(caller.operator, session)
+            if row is None or row.name == OWNER:
+                raise Conflict(OWNERS)
+            now = self._now()
+            _void(session, row.name, now, but_serial="" if csr_pem else None)
             return self._equipped(session, row, csr_pem, now)
 
     def revoke(self, name: str, by: Caller) -> None:
@@ -147,7 +161,7 @@ class Operators:
             with self._database.write() as session:
                 session.execute(update(OperatorRow).where(OperatorRow.name == row.name).values(last_seen=now))
 
-    def _equipped(self, session: Session, row: OperatorRow, csr_pem: str, now: float) -> Shown:
+    def _equipped(self, session: Session, row: OperatorRow, csr_pem: str, now: float) -> Equipped:
         session.flush()
         token = bearer.make("op")
         session.add(TokenRow(sha256=bearer.fingerprint(token), operator=row.name, made=now, revoked=None))
@@ -160,7 +174,7 @@ class Operators:
                     expires=made.not_valid_after_utc.timestamp(), revoked=None,
                 )
             )  # fmt: skip
-        return Shown(row.name, token, certificate.decode(), row.expires)
+        return Equipped(row.name, token, certificate.decode(), row.expires)
 
 
 def caller_of(row: OperatorRow, *, serial: str, address: str) -> Caller:
@@ -192,7 +206,8 @@ def shown_operator(row: OperatorRow, now: float) -> dict[str, Any]:
 def _check(wish: OperatorWish) -> None:
     if not NAME.fullmatch(wish.name) or wish.name == OWNER:
         raise UsageError(
-            f"not an operator's name: {wish.name[:80]!r} (lower-case letters, digits and '-', at most 63, not {OWNER!r})"
+            f"not an operator's name: {wish.name[:80]!r} (lower-case letters, digits and '-', at most 63,"
+            f" and not {OWNER!r})"
         )
     if not 0 < wish.expires_s <= LONGEST_S:
         raise UsageError(f"an operator lasts 1 to {LONGEST_S // 86_400} days")
@@ -207,18 +222,13 @@ def _changeable(session: Session, name: str, by: Caller) -> OperatorRow:
     if name not in mine:
         raise unknown("operator", name, mine)
     if name == OWNER:
-        raise Conflict(
-            "the data folder's owner cannot be changed from here: delete operator.token there and start the controller"
-            " again, which makes a new token"
-        )
+        raise Conflict(OWNERS)
     if Role.parse(mine[name].role) > by.role:
         raise NotAllowed(f"{name} is {mine[name].role}, and you are {by.role.word}")
     return mine[name]
 
 
-def _void(
-    session: Session, name: str, now: float, *, but_token: str = "", but_serial: str | None = None
-) -> None:
+def _void(session: Session, name: str, now: float, *, but_token: str = "", but_serial: str | None = None) -> None:
     """End an operator's tokens, certificates (None: not these) and sessions, but those named."""
     mine = (TokenRow.operator == name, TokenRow.revoked.is_(None), TokenRow.sha256 != but_token)
     changed = session.execute(update(TokenRow).where(*mine).values(revoked=now))

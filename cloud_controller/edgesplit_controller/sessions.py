@@ -49,9 +49,7 @@ class Sessions:
         code, expires = bearer.make("code"), self._now() + CODE_S
         with self._database.write() as session:
             session.execute(delete(LoginCodeRow).where(LoginCodeRow.expires < self._now() - KEPT_S))
-            session.add(
-                LoginCodeRow(sha256=bearer.fingerprint(code), operator=operator, expires=expires, used=None)
-            )
+            session.add(LoginCodeRow(sha256=bearer.fingerprint(code), operator=operator, expires=expires, used=None))
         return code, expires
 
     def open_by_code(self, code: str, address: str) -> Opened:
