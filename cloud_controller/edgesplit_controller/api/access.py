@@ -143,7 +143,7 @@ def presented_by(request: Request) -> Presented:
 
 def _routes(needs: Needs) -> APIRouter:
     guarded = type("GuardedRoute", (GuardedRoute,), {"needs": needs})
-    return APIRouter(prefix="/v1", route_class=guarded)
+    return APIRouter(prefix="/v1", route_class=guarded, generate_unique_id_function=lambda route: route.name)
 
 
 def _door(certificate: bool) -> Door:

@@ -26,6 +26,7 @@ from edgesplit_controller.api import (
     enrolment,
     keys,
     models,
+    openapi,
     operators,
     sessions,
     telemetry,
@@ -50,6 +51,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     operators.admins,
     operators.certified,
     audit.admins,
+    openapi.viewers,
     models.viewers,
     models.operators,
     models.certified,
@@ -79,6 +81,7 @@ def create_app(
         title="edgesplit controller",
         version=edgesplit.__version__,
         docs_url=None,
+        openapi_url=None,  # `description` answers, and not to everybody
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -93,7 +96,7 @@ def create_app(
         "/keys/renewed": lists,
     }
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
-    app.add_middleware(Audited, gate=gate)
+    app.add_middleware(Audited)
     app.add_middleware(CountedRequests, ledger=ledger or Ledger())
     app.add_middleware(Hygiene, hosts=hosts)
     app.add_exception_handler(EdgeError, on_edge_error)
