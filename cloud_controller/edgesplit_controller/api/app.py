@@ -28,6 +28,7 @@ from edgesplit_controller.api import (
     models,
     openapi,
     operators,
+    rollouts,
     sessions,
     telemetry,
 )
@@ -58,6 +59,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     deployments.viewers,
     deployments.operators,
     deployments.certified,
+    rollouts.viewers,
+    rollouts.operators,
     keys.viewers,
     keys.admins,
     devices.viewers,
