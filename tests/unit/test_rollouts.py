@@ -374,6 +374,23 @@ def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: World) -> 
     assert world.fleet["late-3"].wanted == "" and not world.active
 
 
+def test_a_device_that_falls_silent_while_it_goes_back_holds_up_no_end(world: World) -> None:
+    """It is awaited for a while and then only told of: whenever it comes it obeys. (Once it stayed `told`, and the
+    rollout `aborting`, for a day.)"""
+    world.enrol(*fleet(3))
+    number = world.deploy(NEW)
+    world.fleet["cam-001"].mood = "silent"
+    world.rollouts.command(number, "abort")
+    world.settle(seconds=61.0, most=15)
+    assert world.state(number) == "aborted"
+    one = world.members(number)["cam-001"]
+    assert one["state"] == "timed out" and one["cause"] == "it has not said yet that it went back"
+    world.fleet["cam-001"].mood = "good"
+    world.state_all()
+    world.work(times=4)
+    assert set(world.running().values()) == {OLD}
+
+
 def test_a_revoked_device_is_skipped(world: World) -> None:
     """Before it is told, and after."""
     world.enrol(*fleet(6))
