@@ -33,7 +33,8 @@ def advance(member: Member, rollout: Rollout, seen: Seen, known: Known, now: flo
         return replace(member, state="superseded", goes_back=False)
     if member.sent_back:
         return _return(member, rollout, seen.report, now)
-    if member.state in ON_THE_WAY or member.state == "timed out":
+    retries = member.state == "failed" and not rollout.terms.send_back
+    if member.state in ON_THE_WAY or member.state == "timed out" or retries:
         return _timed(_heard(member, rollout, seen.report, known, now), rollout, now)
     return member
 
