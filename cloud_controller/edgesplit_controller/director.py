@@ -152,7 +152,7 @@ class Director:
                 Device.statement.is_not(None), Device.revoked.is_(None), acted_upon > Device.counter
             )
             concerned = []
-            for device in session.scalars(ahead):
+            for device in session.scalars(ahead.order_by(Device.name).with_for_update(key_share=True)).all():
                 counter = int((device.reported or {})["counter"])
                 if counter <= now + FUTURE_S:
                     device.counter = counter
