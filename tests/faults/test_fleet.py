@@ -18,7 +18,7 @@ SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 DEVICES = int(os.environ.get("EDGESPLIT_SIM_DEVICES", "5"))
 DAYS = float(os.environ.get("EDGESPLIT_SIM_DAYS", "0.5"))
 """`make soak` asks for 40 devices and 30 days."""
-DAILY = Rates(request_every_s=120, telemetry_every_s=600, stale_after_s=1_800)
+DAILY = Rates(request_every_s=120, telemetry_every_s=600, stale_after_s=1_800, step_every_s=60)
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from edgesplit_cli.sim.engine import Sky
 from edgesplit_cli.sim.releases import WELL, Mood, SimulatedRelease, make_release
 from edgesplit_cli.sim.witness import Witness
 from edgesplit_controller.devices import ClaimWish
+from edgesplit_controller.rollout.asked import PLAIN, Asked
 
 START = 1_767_225_600.0
 """2026-01-01: where a virtual fleet's time begins."""
@@ -55,6 +56,8 @@ class Rates:
     stale_after_s: float = 180.0
     tend_every_s: float = 600.0
     """How often the controller looks for what grows old."""
+    step_every_s: float = 2.0
+    """How often it looks at its rollouts, where no device said anything new."""
 
 
 class SimulatedFleet:
@@ -86,6 +89,7 @@ class SimulatedFleet:
             url=database_url,
             stale_after_s=self.rates.stale_after_s,
             tend_s=self.rates.tend_every_s,
+            step_s=self.rates.step_every_s,
         )
         self.witness = Witness()
         self.disks = Disks(folder / "devices")
@@ -162,9 +166,11 @@ class SimulatedFleet:
         self.cloud.publish(made)
         return made
 
-    def deploy(self, release: SimulatedRelease, devices: Collection[str] | None = None) -> int:
-        """Tell these devices (all that are not revoked) to run it."""
-        return self.cloud.deploy(release, self.names if devices is None else devices)
+    def deploy(self, release: SimulatedRelease, devices: Collection[str] | None = None, asked: Asked = PLAIN) -> int:
+        """Begin to bring it to these devices (all that are not revoked), as `edgectl deploy` does; the rollout's
+        number. `fleet.cloud.rollouts` commands and shows it."""
+        chosen = [name for name in self.names if name not in self.revoked] if devices is None else devices
+        return self.cloud.deploy(release, chosen, asked)
 
     def run(self, seconds: float, until: Callable[[], object] | None = None) -> bool:
         """Let so much virtual time pass, or less: until that holds; did it hold?"""
