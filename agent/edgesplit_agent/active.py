@@ -72,6 +72,8 @@ class ActiveRelease:
     emulated: bool = False
     measured_s: dict[str, float] = field(default_factory=dict)
     """Seconds by slice as they were here, smoothed."""
+    runs: dict[str, int] = field(default_factory=dict)
+    """By slice, how many runs `measured_s` was learnt from."""
     gone: dict[str, str] = field(default_factory=dict)
     """Compiled slices that failed in a run, and how: until the release is loaded again their twins run."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -190,6 +192,12 @@ class ActiveRelease:
             for name, seconds in timing.seconds.items():
                 old = self.measured_s.get(name, seconds)
                 self.measured_s[name] = old + SMOOTHING * (seconds - old)
+                self.runs[name] = self.runs.get(name, 0) + 1
+
+    def learnt(self) -> list[tuple[str, float, int]]:
+        """By slice, its smoothed seconds and the runs that these were learnt from."""
+        with self._lock:
+            return [(name, seconds, self.runs.get(name, 0)) for name, seconds in self.measured_s.items()]
 
 
 def plan_for(manifest: Manifest, device_class: str, floor: Floor | None = None) -> Plan:
