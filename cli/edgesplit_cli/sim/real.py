@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 
-from edgesplit.errors import EdgeError
+from edgesplit.errors import LinkError
 from edgesplit.identity import Claim, decode_document
 from edgesplit.testing.broker import Way
 from edgesplit.testing.reactor import Reactor, ReactorSession
@@ -27,8 +28,6 @@ from edgesplit_cli.sim.members import Members
 from edgesplit_cli.sim.releases import Mood
 
 ENROL_AT_ONCE = 8
-CLAIMS_AT_ONCE = 500
-"""In one call."""
 
 
 class RealFleet(Members):
@@ -82,14 +81,14 @@ class RealFleet(Members):
                 new.append(name)
             else:
                 self._identities[name] = known
-        done = 0
+        wishes = [
+            {"device": name, "device_class": self._class_of(), "link": self._links, "group": self._group}
+            for name in new
+        ]
         with ThreadPoolExecutor(ENROL_AT_ONCE) as pool:
-            for start in range(0, len(new), CLAIMS_AT_ONCE):
-                claims = self._claims(new[start : start + CLAIMS_AT_ONCE])
-                for identity in pool.map(self._enrol_one, claims):
-                    self._identities[identity.device] = identity
-                    done += 1
-                    progress(done, len(new))
+            for done, identity in enumerate(pool.map(self._enrol_one, wishes), 1):
+                self._identities[identity.device] = identity
+                progress(done, len(new))
 
     def start(self, per_s: float = float("inf")) -> None:
         """Switch every device on, so many a second."""
@@ -124,17 +123,10 @@ class RealFleet(Members):
             self._moods[release], self.next_mood = self.next_mood or (Mood(), 0.0), None
         return super()._mood(device, release)
 
-    def _claims(self, names: list[str]) -> list[Claim]:
-        wishes = [
-            {"device": name, "device_class": self._class_of(), "link": self._links, "group": self._group}
-            for name in names
-        ]
-        answer = self._api.post("/v1/devices/claims/batch", {"claims": wishes})
-        return [decode_document(msgspec.json.encode(one), Claim) for one in answer["claims"]]
-
-    def _enrol_one(self, claim: Claim) -> Identity:
+    def _enrol_one(self, wish: Mapping[str, Any]) -> Identity:
+        claim = decode_document(msgspec.json.encode(self._api.post("/v1/devices/claims", wish)), Claim)
         folder = DataFolder(self.folder / "devices" / claim.device)
         try:
             return enrol(folder, claim)
-        except EdgeError:
+        except LinkError:
             return enrol(folder, claim)  # the first answer may have been lost: the same key may ask again
