@@ -376,14 +376,19 @@ def _told_of_revocations(settings: Settings, revocations: Revocations, stack: Ex
     command.start()
 
 
-def _offload(settings: Settings, stack: ExitStack) -> None:
+def offload_command(settings: Settings) -> list[str]:
+    """The command line of the offload server that `up` runs."""
     arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
-    arguments += ["--log-format", settings.log_format]
+    arguments += ["--log-format", settings.log_format, "--mode", settings.offload_mode]
     if settings.offload_metrics:
         arguments += ["--metrics", settings.offload_metrics]
+    return [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())]
+
+
+def _offload(settings: Settings, stack: ExitStack) -> None:
     child = Child(
         "offload server",
-        [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())],
+        offload_command(settings),
         announces="listening on",
         log_file=settings.data / OFFLOAD / "offload.log",
         pid_file=settings.data / OFFLOAD / "pid",
