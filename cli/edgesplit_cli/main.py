@@ -14,6 +14,7 @@ import click
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
+    backups,
     calibrate,
     check,
     deploy,
@@ -62,6 +63,8 @@ for command in (
     infer.infer,
     offload.offload,
     export.export,
+    backups.backup,
+    backups.restore,
 ):
     cli.add_command(command)
 
