@@ -24,7 +24,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +70,7 @@ from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocation_command import RevocationCommand
 from edgesplit_controller.revocations import Revocations
+from edgesplit_controller.rollout.engine import RolloutLoop, Rollouts
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
 from edgesplit_controller.signing import Signing
@@ -191,6 +192,9 @@ def _start(
     _mqtt(settings, authority, delivery, place, lease, stack)
     stack.callback(revocations.stop)
     revocations.start()
+    loop = RolloutLoop(controller.rollouts, may_step=lease.held)
+    stack.callback(loop.stop)
+    loop.start()
     if not settings.join:
         authority.issue_server(OFFLOAD, names)
     if settings.offload:
@@ -248,6 +252,7 @@ def _assemble(
             revocations.cut(device)
         if any(isinstance(message, messages.Reported) for _, message in said):
             delivery.tell(director.settle())  # what a device runs no more, its gateway need not keep
+            rollouts.news.set()
 
     def flooding(device: str, dropped: int) -> None:
         if devices.hold(device, dropped):
@@ -262,6 +267,16 @@ def _assemble(
         database, repository.sign_statement,
         statement_s=settings.statement_s, now=now, wrap=wrapped, wrap_far=wrapped_far, tiers=gateways,
     )  # fmt: skip
+
+    def announce(told: Sequence[str]) -> None:
+        delivery.tell(director.settle())  # gateways hear of it before the devices behind them
+        delivery.tell(told)
+
+    def fits(release: str, device_class: str) -> bool:
+        manifest = releasing.find(release)
+        return manifest is not None and device_class in manifest.plans
+
+    rollouts = Rollouts(database, director, now=now, announce=announce, fits=fits)
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -293,6 +308,7 @@ def _assemble(
         devices=devices,
         gateways=gateways,
         director=director,
+        rollouts=rollouts,
         authority=authority,
         tell=delivery,
         revocations=revocations,
