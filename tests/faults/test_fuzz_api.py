@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
+from assembled import assembled
 from edgesplit.errors import EdgeError
 from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit_controller.api.access import OPERATOR as OPERATOR_NAME
@@ -25,10 +26,6 @@ from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.peers import SCOPE, Peer
-from edgesplit_controller.repository import Repository
-from edgesplit_controller.rotation import Rotation
-from edgesplit_controller.settings import Settings
-from edgesplit_controller.up import _assemble
 from edgesplit_partitioner.onnx_file import read_model as read_onnx
 from edgesplit_partitioner.tflite_file import read_model as read_tflite
 from fuzzing import JSON, fuzzed, spoiled
@@ -61,11 +58,7 @@ class Api:
     """The app, called as a server would call it."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        authority = Authority(folder / "keys")
-        repository = Repository(folder / "tuf")
-        (folder / "offload").mkdir()
-        (folder / "offload" / "root.json").write_bytes(repository.root_bytes)
-        controller, _, _ = _assemble(Settings(data=folder), authority, repository, Rotation(repository), stack)
+        controller, _ = assembled(folder, Authority(folder / "keys"), stack)
         self._app = create_app(controller, TOKEN, model_bytes=2_000_000, heavy=Heavy())
         self._loop = asyncio.new_event_loop()
         self.peer: Peer | None = Peer(OPERATOR_NAME, 1)
