@@ -154,10 +154,13 @@ class Director:
             now = self._now()
             acted_upon = Device.reported["counter"].as_integer()
             ahead = select(Device).where(
-                Device.statement.is_not(None), Device.revoked.is_(None), acted_upon > Device.counter
+                Device.statement.is_not(None),
+                Device.revoked.is_(None),
+                Device.restored.is_(None),
+                acted_upon > Device.counter,
             )
             concerned = []
-            for device in session.scalars(ahead):
+            for device in session.scalars(ahead.order_by(Device.name)):
                 counter = int((device.reported or {})["counter"])
                 if counter <= now + FUTURE_S:
                     device.counter = counter

@@ -7,12 +7,13 @@ steps as a database that was always here: its tables are made as old as the back
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, LargeBinary, Table
+from sqlalchemy.exc import SQLAlchemyError
 
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit_controller.engines import POSTGRESQL, in_our_words, open_engine, shown
@@ -48,7 +49,7 @@ def export_rows(url: str) -> Iterator[bytes]:
             for table in known_tables().sorted_tables:
                 if table.name not in LEFT_OUT:
                     yield from _table(connection, table)
-    except sa.exc.SQLAlchemyError as error:
+    except SQLAlchemyError as error:
         raise in_our_words(error, engine) or error from error
     finally:
         engine.dispose()
@@ -90,13 +91,23 @@ def import_rows(url: str, lines: Iterable[bytes], now: float, *, replace: bool) 
             bring_up_to_date(engine, until=step, over=connection)
             _fill(connection, coming)
             bring_up_to_date(engine, over=connection)
-            devices = known_tables().tables["devices"]
-            connection.execute(devices.update().values(restored=now))
-            return int(connection.execute(sa.select(sa.func.count()).select_from(devices)).scalar_one())
-    except sa.exc.SQLAlchemyError as error:
+            return _hold(connection, now)
+    except SQLAlchemyError as error:
         raise in_our_words(error, engine) or MalformedMessage(f"the backup's rows cannot be kept: {error}") from error
     finally:
         engine.dispose()
+
+
+def _hold(connection: Connection, now: float) -> int:
+    """Nothing goes on by itself from where it was then: devices may know better, and rollouts wait for an operator.
+    The number of devices."""
+    tables = known_tables().tables
+    devices, rollouts = tables["devices"], tables["rollouts"]
+    connection.execute(devices.update().values(restored=now))
+    going_on = rollouts.c.state.in_(("scheduled", "waiting", "running"))
+    held = {"state": "paused", "why": "restored from a backup: resume it if it is still wanted"}
+    connection.execute(rollouts.update().where(going_on).values(held))
+    return int(connection.execute(sa.select(sa.func.count()).select_from(devices)).scalar_one())
 
 
 def _empty(connection: Connection, engine: Engine, *, replace: bool) -> None:
@@ -112,37 +123,34 @@ def _empty(connection: Connection, engine: Engine, *, replace: bool) -> None:
 
 
 def _fill(connection: Connection, lines: Iterator[bytes]) -> None:
-    into: Any = None
-    kinds: tuple[str, ...] = ()
-    batch: list[dict[str, Any]] = []
+    """Every row that follows, table by table."""
     header: TableLine | None = None
-
-    def keep() -> None:
-        if batch:
-            connection.execute(into.insert(), batch)
-            batch.clear()
-
+    batch: list[list[Any]] = []
     for line in lines:
         if line.startswith(b"{"):
-            keep()
-            if header is not None:
-                _go_on_counting(connection, header)
-            header = _decoded(line, TableLine)
-            kinds = header.kinds
-            columns = [sa.column(name, _TYPES.get(kind)) for name, kind in zip(header.columns, kinds, strict=True)]
-            into = sa.table(header.table, *columns)
+            _keep(connection, header, batch)
+            header, batch = _decoded(line, TableLine), []
             continue
         values = _decoded(line, list[Any])
         if header is None or len(values) != len(header.columns):
             raise MalformedMessage("the backup's rows fit no table")
-        batch.append(
-            {name: _value(value, kind) for name, value, kind in zip(header.columns, values, kinds, strict=True)}
-        )
+        batch.append(values)
         if len(batch) == BATCH:
-            keep()
-    keep()
-    if header is not None:
-        _go_on_counting(connection, header)
+            _keep(connection, header, batch)
+            batch = []
+    _keep(connection, header, batch)
+
+
+def _keep(connection: Connection, header: TableLine | None, batch: Sequence[Sequence[Any]]) -> None:
+    if header is None or not batch:
+        return
+    columns = [sa.column(name, _TYPES.get(kind)) for name, kind in zip(header.columns, header.kinds, strict=True)]
+    rows = [
+        {name: _value(one, kind) for name, one, kind in zip(header.columns, row, header.kinds, strict=True)}
+        for row in batch
+    ]
+    connection.execute(sa.table(header.table, *columns).insert(), rows)
+    _go_on_counting(connection, header)
 
 
 _TYPES: Final[dict[str, Any]] = {"json": sa.JSON(none_as_null=True), "bytes": LargeBinary()}
