@@ -56,6 +56,9 @@ from edgesplit_controller.settings import BrokerKind, Settings
 @click.option("--installed-at", type=click.Path(path_type=Path), default=None, help="Where --out will lie there.")
 @click.option("--processes", type=click.IntRange(1, 16), default=1, show_default=True, help="Behind the API's address.")
 @click.option("--join", is_flag=True, help="Be a further process of a controller that shares database and data folder.")
+@click.option(
+    "--offload-url", default="", help="https://HOST:PORT of offload servers elsewhere, as devices reach them."
+)
 @click.option("--api-url", default="", help="URL of the API that devices are told: a load balancer's.")
 @click.option("--metrics", type=METRICS, default=None, help="Answer Prometheus about the controller there.")
 @click.option("--offload-metrics", type=METRICS, default=None, help="Answer Prometheus about the offload server there.")
@@ -78,6 +81,7 @@ def up(
     installed_at: Path | None,
     processes: int,
     join: bool,
+    offload_url: str,
     api_url: str,
     metrics: tuple[str, int] | None,
     offload_metrics: tuple[str, int] | None,
@@ -90,7 +94,7 @@ def up(
     given = {name: value for name, value in chosen.items() if value is not None}
     given |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
     given |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
-    given |= {"processes": processes, "join": join, "api_url": api_url}
+    given |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
     settings = Settings(data=data, hosts=hosts, offload=not no_offload, **given)
     if print_broker_config is None:
         run(settings, ready=_announce)
