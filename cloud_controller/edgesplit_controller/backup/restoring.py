@@ -30,8 +30,8 @@ from edgesplit_controller.backup.rows import import_rows
 RESTORED: Final = "restored.json"
 """Tells the next start where this folder comes from."""
 _NAME: Final = re.compile(
-    r"database\.jsonl|backup\.json|operator\.token|ports\.json|(?:keys|tuf(?:/(?:keys|metadata|targets(?:/[a-z]{1,32})?))?)"
-    r"/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}|blobs/[0-9a-f]{2}/[0-9a-f]{64}"
+    r"database\.jsonl|backup\.json|operator\.token|ports\.json"
+    r"|(?:keys|tuf)(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}){1,4}|blobs/[0-9a-f]{2}/[0-9a-f]{64}"
 )
 _LIST_BYTES: Final = 256 * 2**20
 _BLOCK: Final = 1 << 20

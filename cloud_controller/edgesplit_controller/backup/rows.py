@@ -119,6 +119,8 @@ def _empty(connection: Connection, engine: Engine, *, replace: bool) -> None:
         raise UsageError(f"{shown(engine)} is not empty ({', '.join(full[:4])}, ...): --force replaces what it holds")
     for table in reversed(ours):
         table.drop(connection)
+    if engine.dialect.name == POSTGRESQL:
+        connection.execute(sa.text("DROP FUNCTION IF EXISTS audit_refuse()"))  # of step 0003
     connection.execute(sa.text("DROP TABLE IF EXISTS alembic_version"))
 
 
@@ -130,6 +132,7 @@ def _fill(connection: Connection, lines: Iterator[bytes]) -> None:
         if line.startswith(b"{"):
             _keep(connection, header, batch)
             header, batch = _decoded(line, TableLine), []
+            _clear(connection, header.table)
             continue
         values = _decoded(line, list[Any])
         if header is None or len(values) != len(header.columns):
@@ -139,6 +142,13 @@ def _fill(connection: Connection, lines: Iterator[bytes]) -> None:
             _keep(connection, header, batch)
             batch = []
     _keep(connection, header, batch)
+
+
+def _clear(connection: Connection, name: str) -> None:
+    """Drop the rows that a step put into the table: the backup has its own."""
+    table = sa.table(name)
+    if connection.execute(sa.select(sa.literal(1)).select_from(table)).first():
+        connection.execute(sa.delete(table))
 
 
 def _keep(connection: Connection, header: TableLine | None, batch: Sequence[Sequence[Any]]) -> None:
