@@ -515,10 +515,21 @@ def _take_in(session: Session, device: Device, message: messages.Message, now: f
         device.alive, device.session = False, message.session
     elif isinstance(message, messages.Reported):
         device.reported = msgspec.to_builtins(message)
+        if device.restored is not None:
+            _compare_with_backup(session, device, message.counter, now)
     else:
         device.telemetry, device.last_seen = {"at": now, **msgspec.to_builtins(message)}, now
         session.add(TelemetryRow(device=device.name, at=now, content=msgspec.to_builtins(message)))
     return False
+
+
+def _compare_with_backup(session: Session, device: Device, counter: int, now: float) -> None:
+    """A restored row is as good as any other once its device knows nothing newer."""
+    if counter <= device.counter:
+        device.restored = None
+        return
+    device.counter = counter
+    record(session, now, device.name, "device.ahead", device.name, counter=counter)
 
 
 def _born(session: Session, device: Device, birth: messages.Birth, now: float) -> bool:

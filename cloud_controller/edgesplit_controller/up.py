@@ -46,6 +46,7 @@ from edgesplit.seen.listener import metrics_server
 from edgesplit_controller import metrics
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
+from edgesplit_controller.backup.restoring import RESTORED
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import Broker
 from edgesplit_controller.broker_files import write_broker_files
@@ -178,6 +179,9 @@ def _start(
     if not settings.join:
         blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
         repository.renew()
+        if (data / RESTORED).is_file():
+            controller.signing.come_back()
+            (data / RESTORED).unlink()
         controller.signing.catch_up()
     revocations.publish()
     if settings.on_revocation:
