@@ -28,6 +28,7 @@ from edgesplit_controller.api import (
     models,
     openapi,
     operators,
+    replans,
     rollouts,
     sessions,
     telemetry,
@@ -67,6 +68,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     devices.operators,
     devices.certified,
     telemetry.viewers,
+    replans.viewers,
+    replans.operators,
 )
 
 
