@@ -19,11 +19,13 @@ from edgesplit_controller.api.access import COOKIE
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.audit import Audit
+from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.bounds import RateLimit
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.callers import OWNER, Caller, Role
 from edgesplit_controller.database import Database, Device, Table
 from edgesplit_controller.gate import Gate
+from edgesplit_controller.leases import Lease
 from edgesplit_controller.operators import Operators, OperatorWish
 from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.repository import Repository
@@ -86,8 +88,12 @@ class World:
         repository = Repository(folder / "tuf")
         (folder / "offload").mkdir()
         (folder / "offload" / "root.json").write_bytes(repository.root_bytes)
-        self.controller, _, _ = _assemble(Settings(data=folder), authority, repository, Rotation(repository), stack)
-        self.database: Database = self.controller.database
+        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        stack.callback(self.database.close)
+        self.controller, _, _ = _assemble(
+            Settings(data=folder), self.database, BlobStore(folder / "blobs"), authority, repository,
+            Rotation(repository), Lease(self.database, "controller"),
+        )  # fmt: skip
         self._authority = Authority(folder / "keys" / "operators")
         self._key = load_or_make_key(folder / "person.key")
         self._loop = asyncio.new_event_loop()
