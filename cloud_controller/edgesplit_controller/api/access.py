@@ -88,7 +88,7 @@ class GuardedRoute(APIRoute):
                 request.state.caller = caller = await run_in_threadpool(gate.let_in, presented_by(request))
                 needs.check(caller)
                 asks(caller.operator)
-            await run_in_threadpool(request.scope["edgesplit.audit"].asked, request.scope)
+            await request.scope["edgesplit.audit"].asked(request.scope)
             return await handle(request)
 
         return guarded
