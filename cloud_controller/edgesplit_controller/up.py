@@ -412,7 +412,7 @@ def _api(
     ending: threading.Event,
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
-    gate, operators_ca = open_gate(settings.data, controller.database, authority)
+    gate, operators_ca = open_gate(settings.data, controller.database, authority, first=not settings.join)
     ledger = Ledger()
     if settings.metrics is not None:
         scraped = metrics_server(settings.metrics, lambda: metrics_response(metrics.series(ledger, controller.devices)))

@@ -238,6 +238,21 @@ class DeviceShape(Shape):
     local_url: str | None
 
 
+class Described(Shape):
+    """What a device is found by from now on."""
+
+    device: str
+    group: str
+    labels: dict[str, str]
+
+
+class ProfileShape(Shape):
+    """A device profile: what a kind of device can do, and where each figure comes from."""
+
+    name: str
+    description: str
+
+
 class DeviceState(Shape):
     """What has become of a device."""
 
