@@ -70,6 +70,8 @@ class Settings:
 
 Observer = Callable[[str, "Answer | Exception"], None]
 """Told of each finished request, by model. A request that was given a stale answer failed, for an observer."""
+OutcomeOf = Callable[[str, str, "Answer | Exception"], None]
+"""The same with the release that the request began with: model, release, result."""
 RemoteOf = Callable[[ActiveRelease], "Remote | None"]
 """The offload server of a release; None: the device's own."""
 
@@ -84,6 +86,7 @@ class Engine:
         *,
         settings: Settings | None = None,
         observe: Observer | None = None,
+        outcome: OutcomeOf | None = None,
         own_part: OwnPart | None = None,
         remote_of: RemoteOf | None = None,
         tracer: Tracer = OFF,
@@ -92,6 +95,7 @@ class Engine:
         self._tracer = tracer
         self._settings = settings or Settings()
         self._observer = observe or (lambda model, result: None)
+        self._outcome = outcome or (lambda model, release, result: None)
         self._remote_of = remote_of or (lambda release: None)
         self._lock = threading.Lock()
         self._serving: dict[str, ActiveRelease] = {}
@@ -206,6 +210,11 @@ class Engine:
     def hedging(self) -> Mapping[str, float]:
         """What hedging did since the start: `hedging.Counts`."""
         return self._ledger.counts
+
+    @property
+    def here(self) -> int:
+        """Requests that run, wait or are away."""
+        return self._processor.here
 
     @property
     def dropped(self) -> int:
@@ -385,6 +394,7 @@ class Engine:
             else:
                 request.course.failed(result)
             self._observer(request.model, result)
+            self._outcome(request.model, request.release.digest, result)
         except Exception:
             log.exception("nobody could be told what became of a request")
 

@@ -9,26 +9,34 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import secrets
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Protocol
 
 import edgesplit
 from edgesplit import messages
 from edgesplit.errors import LinkError
-from edgesplit.messages import Birth, Death, ModelState, Reported
+from edgesplit.messages import Birth, Death, Job, Kept, ModelState, Reported
 from edgesplit.mqtt import Session
 from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher
 from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.moments import moment
+from edgesplit_agent.outbox import Outbox
+from edgesplit_agent.ring import Ring
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 AT_ONCE_S = 1.0
 """Between telemetry messages when something changed."""
+OFFLINE_EVERY_S = 60.0
+"""Between messages that are kept for later: each stands for all that happened since the one before it."""
+OFFLINE_AT_ONCE_S = 10.0
 SLACK_S = 0.1
 KEEPALIVE_S = 10
 GOODBYE_S = 2.0
@@ -59,9 +67,15 @@ class Uplink:
         local_url: str,
         certificate: Callable[[], str] = str,
         fetch_bytes_per_s: float = math.inf,
+        outbox: Outbox | None = None,
+        on_job: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        """`certificate` tells the serial number of the certificate that a new connection shows."""
+        """`certificate` tells the serial number of the certificate that a new connection shows. `outbox`: where
+        telemetry waits that could not be sent. `on_job` is called on the network's thread."""
         self._certificate = certificate
+        self.outbox = outbox or Outbox(Ring(folder.late))
+        self._on_job = on_job
+        self._reports = 0
         self._start_mark = secrets.token_hex(8)
         self._folder = folder
         self._identity = identity
@@ -93,8 +107,8 @@ class Uplink:
         """Connect, and stay connected. `on_offer(signed statement)`, `on_change(is online)`."""
         self._on_offer, self._on_change = on_offer, on_change
         device = self._identity.device
-        self._session.subscribe([messages.topic(device, "fetched")], qos=0)
-        self._session.subscribe([messages.topic(device, "desired")], qos=1)
+        self._session.subscribe([messages.topic(device, kind) for kind in ("fetched", "kept")], qos=0)
+        self._session.subscribe([messages.topic(device, kind) for kind in ("desired", "job")], qos=1)
         self._session.start()
         self._thread.start()
 
@@ -107,6 +121,8 @@ class Uplink:
             except LinkError as error:
                 log.info("left without a goodbye: %s", error)
         self._session.stop()
+        self.outbox.lost()
+        self.outbox.tend(moment(), monotonic(), at_once=True)
 
     def renew(self) -> None:
         """Connect anew, for our certificate has changed."""
@@ -131,8 +147,15 @@ class Uplink:
         kept: tuple[ModelState, ...] = (),
     ) -> None:
         """Tell what runs, and what is kept for others; LinkError unless the broker has it."""
-        said = Reported(self.session_number, counter, models, safe_mode, trouble, kept)
+        self._reports += 1
+        said = Reported(self.session_number, counter, models, safe_mode, trouble, kept, number=self._reports)
         self._publish("reported", said, wait_s=REPORT_S)
+
+    def answer(self, pieces: Iterable[messages.BundlePiece | messages.JobRefused], wait_s: float) -> None:
+        """Answer a job, piece by piece; LinkError where the broker does not take one in time."""
+        topic = messages.topic(self._identity.device, "bundle")
+        for piece in pieces:
+            self._session.publish(topic, messages.encode(piece), qos=1, wait_s=wait_s)
 
     def _publish(self, kind: messages.Kind, message: messages.Message, wait_s: float | None) -> None:
         topic = messages.topic(self._identity.device, kind)
@@ -155,10 +178,12 @@ class Uplink:
             certificate=self._certificate(),
         )
         self._publish("birth", birth, wait_s=None)
+        self.outbox.connected(monotonic(), random.random())
         log.info("connected to the broker, session %d", self.session_number)
         self._on_change(True)
 
     def _disconnected(self) -> None:
+        self.outbox.lost()
         self._on_change(False)
 
     def _received(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
@@ -168,19 +193,66 @@ class Uplink:
             self.metadata.received(payload, correlation)
         elif topic == messages.topic(self._identity.device, "desired") and payload:
             self._on_offer(payload)  # an empty one is unsigned and says nothing: what runs stays
+        elif topic == messages.topic(self._identity.device, "kept"):
+            self.outbox.kept(messages.decode(payload, Kept), monotonic())
+        elif topic == messages.topic(self._identity.device, "job"):
+            self._on_job(messages.decode(payload, Job))
 
     def _tell(self) -> None:
-        """Telemetry, every so often and soon after a change, for as long as we live."""
-        sequence, last_sent = 0, monotonic()
-        last_seen: object = None
+        """Telemetry, every so often and soon after a change, for as long as we live; and what is late, as it may go."""
+        pulse = _Pulse()
         while not self._stopping.wait(AT_ONCE_S):
             try:
-                _, worth = self._sample(self.session_number, sequence, take=False)
-                if not self._session.connected or (worth == last_seen and monotonic() - last_sent < EVERY_S - SLACK_S):
-                    continue
-                message, worth = self._sample(self.session_number, sequence, take=True)
-                if message is not None:
-                    self._session.publish(messages.topic(self._identity.device, "telemetry"), messages.encode(message))
-                sequence, last_sent, last_seen = sequence + 1, monotonic(), worth
+                self._beat(pulse)
+                self._send_late()
             except Exception:
                 log.exception("no telemetry this time")
+
+    def _beat(self, pulse: _Pulse) -> None:
+        session, connected, now = self.session_number, self._session.connected, monotonic()
+        if not session:
+            return  # it has no number yet that would tell its messages from another start's
+        pulse.begin(session)
+        _, worth = self._sample(session, pulse.sequence, take=False)
+        if not is_due(connected, worth != pulse.last_seen, now - pulse.last_sent):
+            return
+        message, worth = self._sample(session, pulse.sequence, take=True)
+        pulse.sequence, pulse.last_sent, pulse.last_seen = pulse.sequence + 1, now, worth
+        if message is None:
+            return
+        payload, at = messages.encode(message), message.moment or moment()
+        if connected and self._session.publish(messages.topic(self._identity.device, "telemetry"), payload):
+            self.outbox.sent(message, payload, at, now)
+        else:
+            self.outbox.unsent(message, payload, at)
+
+    def _send_late(self) -> None:
+        at, now = moment(), monotonic()
+        self.outbox.tend(at, now)
+        if not self._session.connected:
+            return
+        late = self.outbox.due(at, now, random.random())
+        if late is not None:
+            self._session.publish(messages.topic(self._identity.device, "late"), messages.encode(late), qos=1)
+
+
+@dataclass
+class _Pulse:
+    """Where the telemetry of this agent stands."""
+
+    session: int = 0
+    sequence: int = 0
+    last_sent: float = -math.inf
+    last_seen: object = None
+
+    def begin(self, session: int) -> None:
+        """Sequences count within their session."""
+        if session != self.session:
+            self.session, self.sequence = session, 0
+
+
+def is_due(connected: bool, changed: bool, since_s: float) -> bool:
+    """Whether it is time for telemetry, so long after the last: more seldom where it can only be kept for later."""
+    if connected:
+        return changed or since_s >= EVERY_S - SLACK_S
+    return since_s >= OFFLINE_EVERY_S or (changed and since_s >= OFFLINE_AT_ONCE_S)

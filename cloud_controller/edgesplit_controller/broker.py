@@ -36,8 +36,8 @@ from edgesplit.mqtt import PACKET_BYTES
 
 CONTROLLER: Final = "controller"
 """The certificate name that may read and write everything of ours."""
-DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch")
-DEVICE_READS: Final = ("desired", "fetched")
+DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
+DEVICE_READS: Final = ("desired", "fetched", "kept", "job")
 SAVE_EVERY_S: Final = 30
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 5.0
