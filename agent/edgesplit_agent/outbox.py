@@ -1,8 +1,8 @@
 """Telemetry on its way: sent live, held until the controller has it, kept on disk where it cannot be had, sent late.
 
 Live telemetry waits in memory until a `Kept` names it, for the broker takes what nobody stores. When the link goes, or
-no `Kept` comes for `UNKEPT_S`, it goes into the ring; from there it is sent in batches, in order, at a bounded rate, one
-at a time, each until the controller says that it has it. Whatever is sent twice the controller stores once. Time,
+no `Kept` comes for `UNKEPT_S`, it goes into the ring; from there it is sent in batches, in order, at a bounded rate,
+one at a time, each until the controller says that it has it. Whatever is sent twice the controller stores once. Time,
 randomness and the wire are the caller's.
 """
 

@@ -95,7 +95,8 @@ def test_a_dead_device_is_never_shown_alive(bench: Bench) -> None:
         (STALE_S + 1, birth(5), "stale"),  # the broker's retained copy revives nobody
         (0, messages.Death(4), "stale"),  # an older session's death says nothing of this one
         (0, telemetry(4), "stale"),
-        (0, telemetry(5), "online"),
+        (0, telemetry(5), "stale"),  # nor does a message that came before
+        (0, telemetry(5, 2), "online"),
         (0, messages.Death(5), "offline"),
         (0, birth(5), "offline"),
         (0, birth(6), "online"),

@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.database import Database, Device, Model, Table
+from edgesplit_controller.database import Database, Device, Model, Table, TelemetryRow
 from edgesplit_controller.schema import known_tables
 
 
@@ -28,16 +28,20 @@ def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> 
 def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None:
     """What is in it stays, what it lacks is made, and it is at the newest step."""
     engine = create_engine(database_url)
-    later = ("certificates", "floods", "behind", "gateways")
+    later = ("certificates", "floods", "behind", "gateways", "telemetry")
     old = [table for name, table in Table.metadata.tables.items() if name in FIRST and name not in later]
     Table.metadata.create_all(engine, tables=old)
     with engine.begin() as connection:
         connection.execute(text(AN_OLD_MODEL))
+        for statement in OLD_TELEMETRY:
+            connection.execute(text(statement))
     engine.dispose()
     database = Database(database_url)
     with database.read() as session:
         kept = session.get(Model, 1)
         assert kept is not None and (kept.ref, kept.bytes) == ("digits@1", 20_000_000_000)
+        told = session.query(TelemetryRow).one()
+        assert (told.device, told.at, told.sequence, told.late, told.content) == ("cam", 2.5, 7, False, {"a": 1})
         assert set(later) <= set(inspect(session.get_bind()).get_table_names())
     database.close()
     Database(database_url).close()
@@ -99,6 +103,12 @@ AN_OLD_MODEL = """
 INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings, shown, created)
 VALUES ('digits', 1, 'a', 'b', 20000000000, '', '{}', '{}', 1.5)
 """
+OLD_TELEMETRY = (
+    "CREATE TABLE telemetry (id INTEGER PRIMARY KEY, device VARCHAR NOT NULL, at DOUBLE PRECISION NOT NULL, "
+    "content JSON NOT NULL)",
+    "CREATE INDEX telemetry_of_device ON telemetry (device, id)",
+    """INSERT INTO telemetry (id, device, at, content) VALUES (7, 'cam', 2.5, '{"a": 1}')""",
+)
 FIRST = {
     "models", "samples", "measurements", "claims", "devices", "certificates", "starts", "floods", "releases",
     "deployments", "desired", "gateways", "behind", "telemetry", "events",
