@@ -39,6 +39,7 @@ from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.board import board
 from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent.diagnosis import Diagnosis
 from edgesplit_agent.drift import Drift
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
@@ -49,6 +50,7 @@ from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.foreign import ForeignServers, Trust
 from edgesplit_agent.gateway import GatewayServer, Onward
 from edgesplit_agent.health import HealthLedger
+from edgesplit_agent.logbook import keep_log
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, power, readings
 from edgesplit_agent.moments import moment
 from edgesplit_agent.outbox import Outbox
@@ -222,7 +224,12 @@ class Agent:
                     oldest_s=self._settings.telemetry_age_s,
                 )
             ),
+            on_job=lambda job: self._diagnosis.asked(job),
         )
+        self._diagnosis = Diagnosis(
+            self._folder, self._identity.device, keep_log(), self.status, self._uplink.answer
+        )  # fmt: skip
+        self._diagnosis.start()
         self._work.connect(self._uplink)
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
@@ -248,6 +255,7 @@ class Agent:
                 server.stop()
         self._endpoint.close()
         if self._uplink is not None:
+            self._diagnosis.stop()
             self._uplink.stop()
         self._updater.stop()
         self._work.stopped()

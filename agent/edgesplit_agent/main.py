@@ -36,6 +36,7 @@ from edgesplit_agent.fetch_hours import parse_span
 from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.foreign import Trust
 from edgesplit_agent.gateway import listen_address
+from edgesplit_agent.logbook import keep_log
 from edgesplit_agent.ring import OLDEST_S, QUOTA_BYTES
 from edgesplit_agent.stance import POLICIES, parse_watts
 from edgesplit_agent.stance import Wishes as PowerWishes
@@ -367,6 +368,7 @@ def _trace(options: argparse.Namespace) -> UplinkTrace | None:
 
 def _run(options: argparse.Namespace) -> int:
     logs.configure(options.log_level, options.log_format)
+    keep_log()
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
     stop = threading.Event()
     on_stop_signals(stop.set)

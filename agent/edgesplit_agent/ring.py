@@ -126,7 +126,7 @@ class Ring:
         self._oldest_s = oldest_s
         self._held = _Held()
         self._segments: list[Segment] = []
-        self._dropped = dict.fromkeys(WORTHS, 0)
+        self._dropped: dict[str, int] = dict.fromkeys(WORTHS, 0)
         self._spoilt = 0
         self._failing = False
         self._forgotten = 0

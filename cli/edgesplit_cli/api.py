@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,6 +55,16 @@ class Api:
         """GET; the decoded JSON."""
         return self._json("GET", path, query, None, {})
 
+    def pages(self, path: str, **query: Any) -> list[Any]:
+        """GET of a list that comes in pages; all of it."""
+        found: list[Any] = []
+        onward: str | None = path
+        while onward is not None:
+            raw, headers = self._answer("GET", onward, query, None, {})
+            found += self._decoded(raw)
+            onward, query = _next(headers.get("Link", "")), {}
+        return found
+
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         """POST of JSON; the decoded JSON."""
         return self._json("POST", path, query, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
@@ -72,7 +83,9 @@ class Api:
         return self._exchange("GET", path, query, None, {})
 
     def _json(self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]) -> Any:
-        raw = self._exchange(method, path, query, body, headers)
+        return self._decoded(self._exchange(method, path, query, body, headers))
+
+    def _decoded(self, raw: bytes) -> Any:
         try:
             return json.loads(raw) if raw else None
         except ValueError as error:
@@ -81,6 +94,11 @@ class Api:
     def _exchange(
         self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]
     ) -> bytes:
+        return self._answer(method, path, query, body, headers)[0]
+
+    def _answer(
+        self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]
+    ) -> tuple[bytes, Mapping[str, str]]:
         address = urlsplit(self.url)
         wanted = urlencode([(key, value) for key, value in query.items() if value is not None], doseq=True)
         connection = http.client.HTTPSConnection(
@@ -99,7 +117,13 @@ class Api:
             connection.close()
         if response.status >= 400:
             raise _error(response.status, raw)
-        return raw
+        return raw, response.headers
+
+
+def _next(link: str) -> str | None:
+    """Where a list goes on, by the header that says so (RFC 8288); only ever on the same server."""
+    found = re.fullmatch(r'<(/[^>]{0,2000})>; rel="next"', link)
+    return found[1] if found else None
 
 
 def _blocks(file: IO[bytes], size: int, progress: Any) -> Iterator[bytes]:

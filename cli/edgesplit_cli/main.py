@@ -19,6 +19,7 @@ from edgesplit_cli.commands import (
     deploy,
     devices,
     export,
+    fleet,
     infer,
     keys,
     models,
@@ -62,6 +63,7 @@ for command in (
     infer.infer,
     offload.offload,
     export.export,
+    fleet.fleet,
 ):
     cli.add_command(command)
 

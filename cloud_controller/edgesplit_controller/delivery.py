@@ -44,9 +44,12 @@ SAID: Mapping[str, type[messages.Message]] = {
     "birth": messages.Birth | messages.Death,  # type: ignore[dict-item]
     "reported": messages.Reported,
     "telemetry": messages.Telemetry,
+    "late": messages.Late,
+    "bundle": messages.BundlePiece | messages.JobRefused,  # type: ignore[dict-item]
 }
 ASKED: type[messages.FetchMetadata | messages.FetchChunks] = messages.FetchMetadata | messages.FetchChunks  # type: ignore[assignment]
-SUBSCRIPTIONS = tuple(messages.topic("+", kind) for kind in ("birth", "reported", "telemetry", "fetch"))
+HEARD: tuple[messages.Kind, ...] = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
+SUBSCRIPTIONS = tuple(messages.topic("+", kind) for kind in HEARD)
 _METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
 
 
@@ -277,6 +280,18 @@ class Delivery:
             if self._to_state is not None:
                 self._to_state.update(devices)
             self._stating.notify_all()
+
+    def keep(self, kept: Collection[tuple[str, messages.Kept]]) -> None:
+        """Tell devices what they may forget; one that does not hear it sends it again."""
+        for device, message in kept:
+            if self._channel is not None:
+                self._channel.publish(messages.topic(device, "kept"), messages.encode(message))
+
+    def ask(self, device: str, job: messages.Job) -> None:
+        """Ask a device for something; LinkError where the broker does not take it."""
+        if self._channel is None:
+            raise LinkError("the broker is not connected yet")
+        self._channel.publish(messages.topic(device, "job"), messages.encode(job), qos=1, wait_s=10.0)
 
     def _publish(self, topic: str, payload: bytes, **options: object) -> None:
         """LinkError is only logged: everything is asked for again."""

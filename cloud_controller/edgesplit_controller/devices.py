@@ -46,6 +46,7 @@ LONGEST_CLAIM_S = 30 * 86_400
 HISTORY = 10_000
 """Telemetry messages kept per device, give or take `TRIM_EVERY`."""
 TRIM_EVERY = 200
+ACKNOWLEDGE_S = 60.0
 STARTS = 16
 """Newest starts of an agent that are remembered."""
 HOLD_S = 60.0
@@ -91,6 +92,7 @@ class Devices:
         self._stale_after_s = stale_after_s
         self._now = now
         self._untrimmed: Counter[str] = Counter()
+        self._acknowledged: dict[str, float] = {}
 
     def claim(self, wish: ClaimWish) -> tuple[str, int]:
         """A token that enrols this device once, and when it expires. Only its hash is kept.
@@ -281,10 +283,18 @@ class Devices:
         with self._database.write() as session:
             taken = hearing.take_in(session, list(heard), now, _born)
             self._untrimmed.update(taken.stored)
+            self._acknowledge(taken, now)
             for name in [name for name, grown in self._untrimmed.items() if grown >= TRIM_EVERY]:
                 _trim(session, name)
                 del self._untrimmed[name]
         return taken
+
+    def _acknowledge(self, taken: Taken, now: float) -> None:
+        """Tell each device about once a minute how far its telemetry has come; it keeps what it was not told of."""
+        for name, (number, sequence) in taken.newest.items():
+            if now - self._acknowledged.get(name, float("-inf")) >= ACKNOWLEDGE_S:
+                self._acknowledged[name] = now
+                taken.kept.append((name, messages.Kept(session=number, sequence=sequence)))
 
     def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
         """The newest telemetry of a device, oldest first by when it was measured."""

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from edgesplit import messages
 from edgesplit.limits import LIMITS
-from edgesplit.messages import Birth, Death, Kept, Late, Reported, Telemetry
-from edgesplit_controller import causes, truth
+from edgesplit.messages import Birth, BundlePiece, Death, JobRefused, Kept, Late, Reported, Telemetry
+from edgesplit_controller import bundles, causes, truth
 from edgesplit_controller.database import Device, Table, TelemetryRow, record
 from edgesplit_controller.truth_tables import ConditionRow, HeardRow, RunningRow
 
@@ -41,6 +41,8 @@ class Taken:
     """What devices may forget, once this transaction is over."""
     stored: dict[str, int] = field(default_factory=dict)
     """Telemetry that was stored, by device."""
+    newest: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Session and sequence of the newest live telemetry, by device."""
     lags_s: list[float] = field(default_factory=list)
     """How old late telemetry was."""
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -123,6 +125,9 @@ class _Batch:
             return self._telemetry(device, message, taken)
         if isinstance(message, Late):
             return self._late(device, message, taken)
+        if isinstance(message, BundlePiece | JobRefused):
+            bundles.take_in(self._session, device.name, message)
+            return "new"
         if device.last_seen is None or self._now - device.last_seen > 1.0:  # a fetch: nobody retains it
             device.last_seen = self._now
         return "new"
@@ -193,6 +198,7 @@ class _Batch:
         self._store(device.name, message, self._now, late=False, dated="now", taken=taken)
         if verdict == "earlier":
             return verdict
+        taken.newest[device.name] = (message.session, message.sequence)
         device.telemetry = {"at": self._now, **msgspec.to_builtins(message)}
         device.last_seen = row.telemetry_at = self._now
         row.clock_off_s = truth.clock_off_s(message.moment, self._now)

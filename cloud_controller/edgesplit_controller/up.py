@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -48,6 +49,7 @@ from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
+from edgesplit_controller.bundles import Bundles
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
@@ -56,13 +58,17 @@ from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
 from edgesplit_controller.exporting import Exporting
+from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.gateways import Gateways
+from edgesplit_controller.listing import Listing
 from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocations import Revocations
+from edgesplit_controller.rolling import AT_ONCE as ROLLED_AT_ONCE
+from edgesplit_controller.rolling import Rolling
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 from edgesplit_controller.signing import Signing
@@ -73,6 +79,8 @@ LEFTOVER_S = 15.0
 """How long the children of a killed controller may take to let go of their ports."""
 CONNECT_S = 15.0
 TEND_S = 60.0
+ROLL_S = 15.0
+TRIM_S = 3_600.0
 TELL_S = 86_400.0
 """Between two times that the log is told what an operator must do about the keys."""
 OFFLOAD = "offload"
@@ -142,6 +150,7 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     if settings.offload:
         _offload(settings, stack)
     _api(settings, controller, credentials[API], stack, ending)
+    _rolled(controller, stack, ending)
     _tended(repository, rotation, controller, delivery, revocations, stack, ending)
     addresses = _as_told(settings)
     write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
@@ -179,6 +188,7 @@ def _assemble(
 
     def hear(said: list[tuple[str, messages.Message]]) -> None:
         taken = devices.hear(said)
+        delivery.keep(taken.kept)
         if taken.superseded:
             revocations.publish()
         for device in taken.intruders:
@@ -237,6 +247,10 @@ def _assemble(
             database, registry, releasing, repository, content_keys,
             offload_releases=data / OFFLOAD / "releases", now=now,
         ),
+        listing=Listing(database, stale_after_s=settings.stale_after_s, now=now),
+        fleet=Fleet(database, stale_after_s=settings.stale_after_s, now=now),
+        rolling=Rolling(database, now=now),
+        bundles=Bundles(database, delivery.ask, now=now),
     )  # fmt: skip
     return controller, delivery, revocations
 
@@ -340,6 +354,27 @@ def _api(
         if not thread.is_alive():
             raise UsageError(f"the API does not start on {settings.address}:{settings.api_port}; its log says more")
         time.sleep(0.005)
+
+
+def _rolled(controller: Controller, stack: ExitStack, ending: threading.Event) -> None:
+    """Add up what devices measured, every so often."""
+
+    def roll() -> None:
+        trimmed_at = -math.inf
+        while not ending.wait(ROLL_S):
+            try:
+                while controller.rolling.step() == ROLLED_AT_ONCE and not ending.is_set():
+                    pass
+                if time.monotonic() - trimmed_at >= TRIM_S:
+                    trimmed_at = time.monotonic()
+                    controller.rolling.trim()
+            except Exception:
+                log.exception("could not add up what devices measured")
+
+    thread = threading.Thread(target=roll, name="roll", daemon=True)
+    thread.start()
+    stack.callback(thread.join, 10)
+    stack.callback(ending.set)
 
 
 def _tended(
