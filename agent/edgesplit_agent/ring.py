@@ -225,7 +225,6 @@ class Ring:
             segment = Segment(path, worth)
             inside = self._read(segment)
             if not inside:
-                self._spoilt += 1
                 self._remove(segment)
                 continue
             segment.count, segment.last = len(inside), inside[-1]

@@ -117,7 +117,7 @@ class Api:
             connection.close()
         if response.status >= 400:
             raise _error(response.status, raw)
-        return raw, response.headers
+        return raw, dict(response.headers)
 
 
 def _next(link: str) -> str | None:

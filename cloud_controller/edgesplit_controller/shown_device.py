@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from edgesplit import messages
 from edgesplit.errors import MalformedMessage
+from edgesplit.measured import ReleaseHealth
 from edgesplit.release import Signed, Statement
 from edgesplit_controller import causes, truth
 from edgesplit_controller.database import Device
@@ -53,7 +56,7 @@ def shown_device(device: Device, state: State, page: Page, now: float) -> Shown:
         "models": [_model(one, facts["reported"]) for one in said],
         "differences": [asdict(one) for one in truth.differences(wanted, said, _told(device, state, reported))],
         "health": [
-            {**row.health, "age_s": max(0.0, now - (row.health_at or now)), "current": state == "online"}
+            {**_health(row.health), "age_s": max(0.0, now - (row.health_at or now)), "current": state == "online"}
             for row in page.running.get(device.name, [])
             if row.health is not None
         ],
@@ -113,6 +116,11 @@ def _model(one: Mapping[str, Any], reported: Fact | None) -> Shown:
     """What it says of a model; of one that cannot be asked nobody knows."""
     current = reported is not None and reported.current
     return {**one, "current": current, "state": one["state"] if current else "unknown", "last_state": one["state"]}
+
+
+def _health(kept: Mapping[str, Any]) -> Shown:
+    """With what was left out because it is nothing."""
+    return msgspec.structs.asdict(msgspec.convert(kept, ReleaseHealth))
 
 
 def _told(device: Device, state: State, reported: Mapping[str, Any]) -> Told:

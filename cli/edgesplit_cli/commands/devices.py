@@ -337,7 +337,11 @@ def model_lines(one: dict[str, Any]) -> list[Text]:
         model, found = models.get(name, {}), differences.get(name, {})
         runs = found.get("runs") or model.get("release") or ""
         state = model.get("state", "unknown")
-        told = [f"  {name}: ", (state, "green" if state == "running" else "yellow"), f" {runs[:16] or 'nothing'}"]
+        told: list[str | tuple[str, str]] = [
+            f"  {name}: ",
+            (state, "green" if state == "running" else "yellow"),
+            f" {runs[:16] or 'nothing'}",
+        ]
         if model and not model.get("current", True):
             told.append(f" (said {_ago(reported.get('at'))}: {model.get('last_state')})")
         if found.get("reason") not in (None, "as wanted"):

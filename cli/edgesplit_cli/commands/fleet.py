@@ -47,9 +47,8 @@ def overview(seen: Mapping[str, Any]) -> Group:
     parts: list[Any] = [states(seen["devices"]), agents(seen), models(seen)]
     if seen["failures"]:
         parts.append(failures(seen["failures"]))
-    parts.append(
-        conditions(seen["conditions"], seen["at"]) if seen["conditions"] else Text("nothing is wrong", "green")
-    )
+    wrong = seen["conditions"]
+    parts.append(conditions(wrong, seen["at"]) if wrong else Text("nothing is wrong", "green"))
     return Group(*parts)
 
 
