@@ -58,7 +58,7 @@ def test_how_far_answers_lie_apart(before: dict, after: dict, drift: Drift | Non
 
 
 @given(
-    arrays.arrays(np.float32, (2, 3), elements=st.floats(-1e30, 1e30, width=32)),
+    arrays.arrays(np.float32, (2, 3), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
     arrays.arrays(np.float32, (2, 3), elements=st.floats(width=32)),
 )
 def test_drift_is_a_number_that_a_message_can_carry(before: np.ndarray, after: np.ndarray) -> None:
@@ -89,10 +89,9 @@ def test_a_release_is_judged_by_its_own_requests() -> None:
     ledger.activated(MODEL, NEW, 10.0, Drift(0.02, True), golden_ok=True)
     ledger.answered(MODEL, report(OLD))
     ledger.failed(MODEL, OLD, DeadlineExceeded("late"))
+    weighed = {"joules": 2.0, "joules_basis": "predicted"}
     for number in range(100):
-        ledger.answered(
-            MODEL, report(latency_s=number / 1000, fallback=number < 3, joules=2.0, joules_basis="predicted")
-        )
+        ledger.answered(MODEL, report(latency_s=number / 1000, fallback=number < 3, **weighed))
     for error in (DeadlineExceeded("late"), Busy("full"), UsageError("typo"), Dropped("stale")):
         ledger.failed(MODEL, NEW, error)
     ledger.saw(MODEL, 5_000, 60.0)
@@ -119,7 +118,7 @@ def test_what_serves_is_told_of_however_it_came_to_serve() -> None:
 
 
 def test_a_new_release_is_compared_with_the_one_that_runs(tmp_path: Path) -> None:
-    """At activation the golden inputs run on both: of the first there is nothing to compare with; another factor shows."""
+    """At activation the golden inputs run on both: the first has nothing before it, and another factor shows."""
     told: list[tuple[str, Drift | None, bool | None]] = []
     source = Source(tmp_path / "controller")
     one, same, other = Tiny(1), Tiny(2), Tiny(3, factor=3.0)

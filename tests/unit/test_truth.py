@@ -82,7 +82,7 @@ def test_late_telemetry_fills_gaps_of_the_session_it_is_of() -> None:
     ],
 )
 def test_when_something_was_measured(then: Moment | None, sent: Moment | None, at: float, dated: str) -> None:
-    """By the clock that is never set where it can tell, by the other where that is plausible, and else marked unsure."""
+    """By the clock that is never set where it can tell, by the other where that is plausible, else marked unsure."""
     assert truth.measured_at(then, sent, NOW) == (at, dated)
 
 
@@ -177,7 +177,7 @@ def test_what_telemetry_says_is_wrong(message: Telemetry, clock: float | None, k
 
 
 def test_what_a_report_says_is_wrong() -> None:
-    """Safe mode says it all; a failure names model, release and reason; a statement that is not obeyed is another thing."""
+    """Safe mode says it all; a failure names model, release and reason; disobeying a statement is another thing."""
     failed = ModelState("m", "old", "new" * 10, "rolled back", "its own part failed")
     assert set(causes.of_report(Reported(1, 1, (failed,), trouble="expired"))) == {"failing release", "refused"}
     assert set(causes.of_report(Reported(1, 1, (failed,), safe_mode="three starts"))) == {"safe mode"}

@@ -11,7 +11,7 @@ import re
 GONE = "[redacted]"
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{1,64}-----.*?(?:-----END [A-Z0-9 ]{1,64}-----|\Z)", re.DOTALL)
 _NAMED = re.compile(
-    r"(?i)\b(authorization|bearer|token|pass(?:word|phrase|wd)?|secret|pin|api[_-]?key|private[_-]?key|content[_-]?key|"
+    r"(?i)(?<![a-z])(authorization|bearer|token|pass(?:word|phrase|wd)?|secret|pin|api[_-]?key|private[_-]?key|content[_-]?key|"
     r"cookie|session[_-]?id|csrf)(\W{1,4}(?:bearer\s+|basic\s+)?)([^\s\"',;&]{3,})"
 )
 _USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@:]{1,200}:[^\s/@]{1,200}@")
