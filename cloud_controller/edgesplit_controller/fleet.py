@@ -61,6 +61,11 @@ class Fleet:
         with self._database.read() as session:
             return _View(session, self._now(), self._stale_after_s, None).states()
 
+    def running(self) -> list[tuple[str, str, int]]:
+        """Devices that are online by model and state."""
+        with self._database.read() as session:
+            return _View(session, self._now(), self._stale_after_s, None).running()
+
     def conditions(self) -> list[Shown]:
         """What is wrong, by kind."""
         with self._database.read() as session:
@@ -128,6 +133,10 @@ class _View:
             }
             for model in models
         ]
+
+    def running(self) -> list[tuple[str, str, int]]:
+        """By model and state."""
+        return [(str(model), str(state), int(count)) for model, state, count in self._by_model(RunningRow.state)]
 
     def _by_model(self, *columns: Any, only: ColumnElement[bool] | None = None) -> list[Any]:
         asked = select(RunningRow.model, *columns, func.count()).join(Device, Device.name == RunningRow.device)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from sqlalchemy import delete, select, tuple_
+from sqlalchemy import delete, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from edgesplit_controller.database import Database, Desired, TelemetryRow
@@ -131,6 +131,13 @@ class Rolling:
             for span, kept_s in KEPT_S.items():
                 old = (RolledRow.span_s == span, RolledRow.begins < self._now() - kept_s)
                 session.execute(delete(RolledRow).where(*old))
+
+    def behind(self) -> int:
+        """About how many messages are not added up yet."""
+        with self._database.read() as session:
+            newest = session.scalar(select(func.max(TelemetryRow.id))) or 0
+            mark = session.get(MarkRow, MARK)
+            return max(0, newest - (mark.value if mark is not None else 0))
 
     def history(self, device: str, span: str, since: float, until: float) -> dict[str, list[dict[str, Any]]]:
         """By model (and the empty name for the device itself), the buckets of that time, oldest first."""

@@ -312,7 +312,9 @@ def _api(
     token = _operator_token(settings.data / "operator.token")
     ledger = Ledger()
     if settings.metrics is not None:
-        scraped = metrics_server(settings.metrics, lambda: metrics_response(metrics.series(ledger, controller.devices)))
+        scraped = metrics_server(
+            settings.metrics, lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling))
+        )
         stack.callback(scraped.stop)
         scraped.start()
         log.info("metrics at %s/metrics", scraped.url)
