@@ -1,6 +1,7 @@
 """`edgectl`: the operator's command. Each command is a thin client of the controller's HTTP API, or of a library room.
 
-Exit codes are those of `edgesplit.errors` (2 for a wrong call, 3 for a refused model, and so on), 130 after Ctrl-C.
+Exit codes are those of `edgesplit.errors` (2 for a wrong call, 3 for a refused model, and so on), 130 after
+Ctrl-C; who follows a rollout exits by how it ended (`rollouts.EXITS`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from edgesplit_cli.commands import (
     offload,
     plan,
     profiles,
+    rollout,
     run_demo,
     up,
 )
@@ -58,6 +60,7 @@ for command in (
     plan.plan,
     deploy.deploy,
     deploy.deployments,
+    rollout.rollout,
     devices.device,
     keys.keys,
     infer.infer,

@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from edgesplit_controller.gates import Evidence
+from edgesplit_controller.rollout.states import Member, Rollout
 from edgesplit_controller.truth_tables import RunningRow
 
 AT_ONCE = 500
@@ -28,6 +29,11 @@ def evidence_of(session: Session, devices: Collection[str], model: str, release:
         wanted = select(RunningRow).where(RunningRow.model == model, RunningRow.device.in_(some))
         found.update({row.device: of_row(row, release) for row in session.scalars(wanted)})
     return {name: found.get(name) or Evidence(model=model, release=release) for name in names}
+
+
+def of_members(session: Session, rollout: Rollout, members: Collection[Member]) -> dict[str, Evidence]:
+    """The same of a rollout's release, as its engine asks."""
+    return evidence_of(session, [member.name for member in members], rollout.model, rollout.release)
 
 
 def of_row(row: RunningRow, release: str) -> Evidence:

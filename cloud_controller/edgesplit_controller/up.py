@@ -24,7 +24,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ from edgesplit_controller.database import Database, Device
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
+from edgesplit_controller.evidence import of_members
 from edgesplit_controller.exporting import Exporting
 from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.gateways import Gateways
@@ -69,6 +70,7 @@ from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocations import Revocations
 from edgesplit_controller.rolling import AT_ONCE as ROLLED_AT_ONCE
 from edgesplit_controller.rolling import Rolling
+from edgesplit_controller.rollout.engine import RolloutLoop, Rollouts
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 from edgesplit_controller.signing import Signing
@@ -147,6 +149,9 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     _mqtt(settings, authority, delivery, stack)
     stack.callback(revocations.stop)
     revocations.start()
+    loop = RolloutLoop(controller.rollouts)
+    stack.callback(loop.stop)
+    loop.start()
     if settings.offload:
         _offload(settings, stack)
     _api(settings, controller, credentials[API], stack, ending)
@@ -195,6 +200,7 @@ def _assemble(
             revocations.cut(device)
         if any(isinstance(message, messages.Reported) for _, message in said):
             delivery.tell(director.settle())  # what a device runs no more, its gateway need not keep
+            rollouts.news.set()
 
     def flooding(device: str, dropped: int) -> None:
         if devices.hold(device, dropped):
@@ -209,6 +215,16 @@ def _assemble(
         database, repository.sign_statement,
         statement_s=settings.statement_s, now=now, wrap=wrapped, wrap_far=wrapped_far, tiers=gateways,
     )  # fmt: skip
+
+    def announce(told: Sequence[str]) -> None:
+        delivery.tell(director.settle())  # gateways hear of it before the devices behind them
+        delivery.tell(told)
+
+    def fits(release: str, device_class: str) -> bool:
+        manifest = releasing.find(release)
+        return manifest is not None and device_class in manifest.plans
+
+    rollouts = Rollouts(database, director, now=now, announce=announce, fits=fits, evidences=of_members)
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -238,6 +254,7 @@ def _assemble(
         devices=devices,
         gateways=gateways,
         director=director,
+        rollouts=rollouts,
         authority=authority,
         tell=delivery,
         revocations=revocations,

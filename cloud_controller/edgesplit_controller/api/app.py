@@ -18,7 +18,7 @@ import edgesplit
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.seen.ledger import Ledger
-from edgesplit_controller.api import deployments, devices, enrolment, fleet, keys, models, telemetry
+from edgesplit_controller.api import deployments, devices, enrolment, fleet, keys, models, rollouts, telemetry
 from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.bounds import BodyBounds, RateLimit
@@ -33,6 +33,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     models.operators,
     deployments.viewers,
     deployments.operators,
+    rollouts.viewers,
+    rollouts.operators,
     keys.viewers,
     keys.admins,
     devices.viewers,

@@ -25,14 +25,16 @@ async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
 @operators.post("/deployments")
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
-    deploy = partial(controller_of(request).deploy, recut=body.recut, elsewhere=body.elsewhere, now=body.now)
+    asked = body.rollout.asked()
+    made = controller_of(request).deploy
+    deploy = partial(made, recut=body.recut, elsewhere=body.elsewhere, now=body.now, asked=asked)
     return await heavily(request, deploy, body.model, body.to, body.link or "", body.wish())
 
 
 @operators.post("/deployments/signed")
 async def deploy_signed(request: Request, body: SignedBody) -> dict[str, Any]:
     """Publish what was prepared and signed elsewhere, and tell the devices."""
-    deploy = partial(controller_of(request).deploy_signed, now=body.now)
+    deploy = partial(controller_of(request).deploy_signed, now=body.now, asked=body.rollout.asked())
     return await heavily(request, deploy, body.model, body.to, body.wish(), body.release, body.next_targets.encode())
 
 

@@ -1,5 +1,5 @@
-"""Log lines for people or for a log store, each with the request that it belongs to and its trace, if there are any, and
-with the operator, the device and the rollout that it is about (`about`, or `extra=` of the logging call).
+"""Log lines for people or for a log store, each with the request that it belongs to and its trace, if there are any,
+and with the operator, the device and the rollout that it is about (`about`, or `extra=` of the logging call).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def about(**subjects: str) -> Iterator[None]:
 
 
 def note(**subjects: str) -> None:
-    """From now on the `about` that we are in is about these, too; nothing happens outside of one. For what is learned on
-    the way, as who asks: also those see it who entered that `about`."""
+    """From now on the `about` that we are in is about these, too; nothing happens outside of one. For what is learned
+    on the way, as who asks: also those see it who entered that `about`."""
     inside = _about.get()
     if inside is not None:
         inside.update(subjects)
