@@ -195,6 +195,8 @@ class Agent:
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
         self._uplink: Uplink | None = None
+        quota, oldest_s = settings.telemetry_quota_bytes, settings.telemetry_age_s
+        self._outbox = Outbox(Ring(folder.late, quota_bytes=quota, oldest_s=oldest_s))
         self._renewing = Renewing(folder, identity, self._renewed)
         self._gateway = self._make_gateway()
 
@@ -217,13 +219,7 @@ class Agent:
             emulated=self._settings.emulate,
             local_url=self.url,
             certificate=lambda: str(certificate_in_use(self._folder).serial_number),
-            outbox=Outbox(
-                Ring(
-                    self._folder.late,
-                    quota_bytes=self._settings.telemetry_quota_bytes,
-                    oldest_s=self._settings.telemetry_age_s,
-                )
-            ),
+            outbox=self._outbox,
             on_job=lambda job: self._diagnosis.asked(job),
         )
         self._diagnosis = Diagnosis(
@@ -312,7 +308,7 @@ class Agent:
             "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
             "health": msgspec.to_builtins(self._health.told(monotonic())),
-            "late_telemetry": msgspec.to_builtins(uplink.outbox.seen()) if uplink else {},
+            "late_telemetry": msgspec.to_builtins(self._outbox.seen()),
         }
 
     def metrics(self) -> Response:
@@ -418,7 +414,7 @@ class Agent:
             "queue": Queue(self._engine.here, self._engine.dropped),
             "board": board(self._folder.path),
             "health": self._healths(),
-            "store": self._uplink.outbox.seen() if self._uplink is not None else None,
+            "store": self._outbox.seen(),
         }
 
     def _healths(self) -> tuple[ReleaseHealth, ...]:

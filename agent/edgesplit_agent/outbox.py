@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgesplit import messages
 from edgesplit.errors import MalformedMessage
 from edgesplit.measured import Moment, StoreSeen
 from edgesplit.messages import Kept, Late, Telemetry
+from edgesplit_agent.moments import moment
 from edgesplit_agent.ring import Ring
 
 UNKEPT_S = 300.0
@@ -78,8 +80,9 @@ class Pace:
 class Outbox:
     """One device's telemetry that the controller may not have yet. Thread-safe. Times are monotonic."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring, moment: Callable[[], Moment] = moment) -> None:
         self._ring = ring
+        self._moment = moment
         self._lock = threading.Lock()
         self._live: deque[_Live] = deque()
         self._sent: _Sent | None = None
@@ -87,18 +90,18 @@ class Outbox:
         self._number = 0
         self._flushed_at = float("-inf")
 
-    def sent(self, message: Telemetry, payload: bytes, moment: Moment, now: float) -> None:
+    def sent(self, message: Telemetry, payload: bytes, now: float) -> None:
         """That message was handed to the network."""
         with self._lock:
-            one = _Live(message.session, message.sequence, now, worth_of(message), payload, moment)
+            one = _Live(message.session, message.sequence, now, worth_of(message), payload, self._when(message))
             self._live.append(one)
             while len(self._live) > UNKEPT or now - self._live[0].at > UNKEPT_S:
                 self._put_by(self._live.popleft())
 
-    def unsent(self, message: Telemetry, payload: bytes, moment: Moment) -> None:
+    def unsent(self, message: Telemetry, payload: bytes) -> None:
         """There was no network to hand that message to."""
         with self._lock:
-            self._ring.add(worth_of(message), payload, moment)
+            self._ring.add(worth_of(message), payload, self._when(message))
 
     def connected(self, now: float, jitter: float) -> None:
         """The link is there (again)."""
@@ -125,21 +128,21 @@ class Outbox:
                 self._ring.forget(sent.upto)
                 self._sent, self._pace = None, self._pace.answered(now, sent.size)
 
-    def due(self, moment: Moment, now: float, jitter: float) -> Late | None:
+    def due(self, now: float, jitter: float) -> Late | None:
         """The next batch, if it is time to send one."""
         with self._lock:
             if self._sent is not None and now - self._sent.at >= ANSWER_S:
                 self._sent, self._pace = None, self._pace.unanswered(now, jitter)
             if self._sent is not None or now < self._pace.next_at:
                 return None
-            return self._next_batch(moment, now)
+            return self._next_batch(now)
 
-    def tend(self, moment: Moment, now: float, *, at_once: bool = False) -> None:
+    def tend(self, now: float, *, at_once: bool = False) -> None:
         """Write to disk what is due to be written."""
         with self._lock:
             if at_once or now - self._flushed_at >= FLUSH_S:
                 self._flushed_at = now
-                self._ring.flush(moment)
+                self._ring.flush(self._moment())
 
     def seen(self) -> StoreSeen:
         """For telemetry."""
@@ -149,7 +152,10 @@ class Outbox:
     def _put_by(self, one: _Live) -> None:
         self._ring.add(one.worth, one.payload, one.moment)
 
-    def _next_batch(self, moment: Moment, now: float) -> Late | None:
+    def _when(self, message: Telemetry) -> Moment:
+        return message.moment or self._moment()
+
+    def _next_batch(self, now: float) -> Late | None:
         found = self._ring.batch(BATCH_BYTES, BATCH)
         measured = []
         for entry in found:
@@ -164,7 +170,7 @@ class Outbox:
         self._number += 1
         size = sum(len(entry.payload) for entry in found)
         self._sent = _Sent(self._number, found[-1].number, size, now)
-        return Late(number=self._number, sent=moment, measured=tuple(measured))
+        return Late(number=self._number, sent=self._moment(), measured=tuple(measured))
 
 
 def worth_of(message: Telemetry) -> str:

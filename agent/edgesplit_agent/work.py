@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Protocol
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.floor import Floor
@@ -23,7 +24,6 @@ from edgesplit_agent.activation import Current, Slots
 from edgesplit_agent.active import ActiveRelease, check_golden, golden_inputs, load, plan_for
 from edgesplit_agent.chunks import ChunkStore, Layout
 from edgesplit_agent.drift import Drift, drift_of, worst
-from edgesplit_agent.engine import Engine
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
@@ -50,6 +50,23 @@ class _Paper:
     manifest: Manifest
 
 
+class Serves(Protocol):
+    """What is needed of the engine."""
+
+    @property
+    def serving(self) -> Mapping[str, ActiveRelease]:
+        """What is answered now, by model."""
+        ...
+
+    def serve(self, model: str, release: ActiveRelease) -> None:
+        """Answer `model` by this release from now on."""
+        ...
+
+    def drop(self, model: str) -> None:
+        """Answer `model` no more."""
+        ...
+
+
 class Work:
     """Implements `updates.Hands` over the data folder."""
 
@@ -57,7 +74,7 @@ class Work:
         self,
         folder: DataFolder,
         identity: Identity,
-        engine: Engine,
+        engine: Serves,
         store: ChunkStore,
         start_host: StartHost,
         *,

@@ -27,6 +27,7 @@ from edgesplit_cli.commands import (
     offload,
     plan,
     profiles,
+    replan,
     rollout,
     run_demo,
     up,
@@ -69,6 +70,10 @@ for command in (
     fleet.fleet,
 ):
     cli.add_command(command)
+for command in (replan.drift, replan.replan_policy):
+    models.model.add_command(command)
+for command in (replan.proposals, replan.accept, replan.dismiss):
+    rollout.rollout.add_command(command)
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_prof
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing, signature
+from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.rolling import Rolling
 from edgesplit_controller.rollout.asked import PLAIN, Asked
 from edgesplit_controller.rollout.commands import Verb
@@ -126,6 +127,7 @@ class Controller:
     fleet: Fleet
     rolling: Rolling
     bundles: Bundles
+    replanner: Replanner
 
     # ---- models -----------------------------------------------------------------------------------------------
 

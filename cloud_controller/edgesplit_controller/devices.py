@@ -34,6 +34,7 @@ from edgesplit_controller.database import (
     Flood,
     Starts,
     TelemetryRow,
+    held,
     record,
 )
 from edgesplit_controller.hearing import Taken
@@ -143,6 +144,7 @@ class Devices:
         now = self._now()
         with self._database.write() as session:
             claim = _good_claim(session, token, key, now)
+            held(session, claim.device)
             certificate = issue(csr_pem, claim.device)
             claim.used, claim.public_key_sha256 = claim.used or now, key
             others = (ClaimRow.device == claim.device, ClaimRow.used.is_(None))
@@ -162,7 +164,7 @@ class Devices:
         key, now, serial = public_key_sha256(csr_pem), self._now(), str(old.serial_number)
         with self._database.write() as session:
             row = session.get(CertificateRow, serial)
-            device = session.get(Device, row.device) if row is not None else None
+            device = held(session, row.device) if row is not None else None
             if row is None or device is None or row.revoked or device.revoked:
                 raise Forbidden("this certificate was revoked: the device needs a claim (`edgectl device claim`)")
             certificate = issue(csr_pem, device.name)
@@ -173,9 +175,9 @@ class Devices:
     def revoked_serials(self) -> list[int]:
         """Of every certificate that must not be believed: revoked, or of a device that is held off for a flood."""
         with self._database.read() as session:
-            held = select(Flood.device).where(Flood.held_until > self._now())
+            away = select(Flood.device).where(Flood.held_until > self._now())
             gone = select(CertificateRow.serial).where(
-                CertificateRow.revoked.is_not(None) | CertificateRow.device.in_(held)
+                CertificateRow.revoked.is_not(None) | CertificateRow.device.in_(away)
             )
             return [int(serial) for serial in session.scalars(gone)]
 
@@ -184,7 +186,7 @@ class Devices:
         already stays so, no longer."""
         now = self._now()
         with self._database.write() as session:
-            device = session.get(Device, name)
+            device = held(session, name)
             if device is None or device.revoked:
                 return False
             flood = session.get(Flood, name)
@@ -225,7 +227,7 @@ class Devices:
     def revoke(self, name: str) -> None:
         """Forget what the device shall run and take it for dead; its certificates are revoked, its name is free."""
         with self._database.write() as session:
-            device = _device(session, name)
+            device = held(session, name) or _device(session, name)
             if device.revoked:
                 raise Conflict(f"device {name!r} is revoked already")
             now = self._now()
@@ -280,8 +282,9 @@ class Devices:
     def hear(self, heard: Iterable[tuple[str, messages.Message]]) -> Taken:
         """Take in what devices said, in order, in one transaction. Unknown and revoked devices are not heard."""
         now = self._now()
-        with self._database.write() as session:
-            taken = hearing.take_in(session, list(heard), now, _born)
+        said = list(heard)
+        with self._database.hear(name for name, _ in said) as session:
+            taken = hearing.take_in(session, said, now, _born)
             self._untrimmed.update(taken.stored)
             self._acknowledge(taken, now)
             for name in [name for name, grown in self._untrimmed.items() if grown >= TRIM_EVERY]:

@@ -18,7 +18,7 @@ from edgesplit_agent import ring as ring_module
 from edgesplit_agent.moments import age_s
 from edgesplit_agent.outbox import ANSWER_S, BATCH, SETTLE_S, UNKEPT, Outbox, Pace, worth_of
 from edgesplit_agent.ring import Entry, Ring, entries
-from edgesplit_agent.uplink import is_due
+from edgesplit_agent.uplink import Rhythm
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -184,20 +184,20 @@ class Wire:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.outbox = Outbox(Ring(folder))
         self.now = 100.0
+        self.outbox = Outbox(Ring(folder), lambda: at(self.now))
         self.stored: list[tuple[int, int]] = []
 
     def live(self, sequence: int, *, session: int = 5) -> None:
         one = message(sequence, session=session, requests=1)
-        self.outbox.sent(one, messages.encode(one), at(self.now), self.now)
+        self.outbox.sent(one, messages.encode(one), self.now)
 
     def offline(self, sequence: int, *, session: int = 5) -> None:
         one = message(sequence, session=session, requests=1)
-        self.outbox.unsent(one, messages.encode(one), at(self.now))
+        self.outbox.unsent(one, messages.encode(one))
 
     def due(self) -> Late | None:
-        late = self.outbox.due(at(self.now), self.now, 0.5)
+        late = self.outbox.due(self.now, 0.5)
         return None if late is None else messages.decode(messages.encode(late), Late)
 
     def forward(self, *, answered: bool = True) -> None:
@@ -299,7 +299,7 @@ def test_a_restart_between_sends_again_what_was_not_answered(tmp_path: Path) -> 
     for sequence in range(10):
         wire.offline(sequence)
     assert wire.due() is not None
-    wire.outbox.tend(at(0), wire.now, at_once=True)
+    wire.outbox.tend(wire.now, at_once=True)
     after = Wire(tmp_path)
     after.forward()
     assert after.stored == [(5, sequence) for sequence in range(10)]
@@ -317,10 +317,10 @@ def test_a_batch_fits_into_a_message_whatever_is_in_it(tmp_path: Path) -> None:
         one = Telemetry(
             session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=windows
         )
-        outbox.unsent(one, messages.encode(one), at(sequence))
+        outbox.unsent(one, messages.encode(one))
     now, seen = 0.0, 0
     while seen < 60:
-        late = outbox.due(at(60), now, 0.0)
+        late = outbox.due(now, 0.0)
         now += 100.0
         if late is None:
             continue
@@ -338,4 +338,4 @@ def test_a_batch_fits_into_a_message_whatever_is_in_it(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_without_a_link_telemetry_is_rarer(connected: bool, changed: bool, since_s: float, due: bool) -> None:
     """Each message then stands for all that happened since the one before."""
-    assert is_due(connected, changed, since_s) == due
+    assert Rhythm().is_due(connected, changed, since_s) == due

@@ -18,7 +18,17 @@ import edgesplit
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.seen.ledger import Ledger
-from edgesplit_controller.api import deployments, devices, enrolment, fleet, keys, models, rollouts, telemetry
+from edgesplit_controller.api import (
+    deployments,
+    devices,
+    enrolment,
+    fleet,
+    keys,
+    models,
+    replans,
+    rollouts,
+    telemetry,
+)
 from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.bounds import BodyBounds, RateLimit
@@ -42,6 +52,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     telemetry.viewers,
     fleet.viewers,
     fleet.operators,
+    replans.viewers,
+    replans.operators,
 )
 
 
