@@ -108,6 +108,9 @@ class ChunkQueue:
                 del self._waiting[device]
         return ready
 
+    def __len__(self) -> int:
+        return len(self._due)
+
     def next_due(self) -> float | None:
         """When `take` has something to give; None while nothing waits."""
         return min(self._due.values(), default=None)
@@ -144,6 +147,9 @@ class Inbox:
                 if not self._of[device]:
                     del self._of[device]
             return batch
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def close(self) -> None:
         """No more is coming; `take` ends when what is there has been taken."""
@@ -288,6 +294,10 @@ class Delivery:
             if self._to_state is not None:
                 self._to_state.update(devices)
             self._stating.notify_all()
+
+    def waiting(self) -> dict[str, int]:
+        """What waits now, by queue."""
+        return {"said": len(self._said), "asked": len(self._asked), "chunks": len(self._chunks)}
 
     def keep(self, kept: Collection[tuple[str, messages.Kept]]) -> None:
         """Tell devices what they may forget; one that does not hear it sends it again."""

@@ -36,6 +36,14 @@ def shown_deployment(row: Deployment) -> dict[str, Any]:
     }
 
 
+def narrowed(deployment: dict[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
+    """A deployment as it is shown to who may know of these devices only; None where none of them is in it."""
+    mine = [name for name in deployment["devices"] if name in names]
+    if len(mine) == len(deployment["devices"]):
+        return deployment
+    return {**deployment, "devices": mine, "targets": mine} if mine else None
+
+
 def shown_flood(flood: Flood) -> dict[str, Any]:
     """When a device last flooded, and until when it is held off."""
     return {"at": flood.at, "times": flood.times, "dropped": flood.dropped, "held_until": flood.held_until}

@@ -18,7 +18,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -46,7 +45,6 @@ from edgesplit.seen.ledger import Ledger
 from edgesplit.seen.listener import metrics_server
 from edgesplit_controller import metrics
 from edgesplit_controller.adding_up import add_up
-from edgesplit_controller.api.access import OPERATOR
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.blobs import BlobStore
@@ -63,6 +61,7 @@ from edgesplit_controller.director import Director
 from edgesplit_controller.evidence import of_members
 from edgesplit_controller.exporting import Exporting
 from edgesplit_controller.fleet import Fleet
+from edgesplit_controller.gatekeeping import open_gate
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.leases import Lease, forget_leases
 from edgesplit_controller.listing import Listing
@@ -181,19 +180,21 @@ def _start(
     (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
     blobs = BlobStore(data / "blobs")
 
-    controller, delivery, revocations = _assemble(settings, database, blobs, authority, repository, rotation, lease)
+    ledger = Ledger()
+    metrics.watch(database.engine, ledger)
+    parts = (settings, database, blobs, authority, repository, rotation, lease, ledger)
+    controller, delivery, revocations = _assemble(*parts)
     if not settings.join:
         blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
         repository.renew()
         controller.signing.catch_up()
-        authority.issue_client(OPERATOR)
     revocations.publish()
     if settings.on_revocation:
         _told_of_revocations(settings, revocations, stack)
     if not (settings.broker or settings.join):
         broker_credentials = authority.issue_server("broker", names)
         revocations.tell(_broker(settings, broker_credentials, delivery, stack), of_others=True)
-    _mqtt(settings, authority, delivery, place, lease, stack)
+    session = _mqtt(settings, authority, delivery, place, lease, stack)
     stack.callback(revocations.stop)
     revocations.start()
     loop = RolloutLoop(controller.rollouts, may_step=lease.held)
@@ -204,7 +205,11 @@ def _start(
     if settings.offload:
         _offload(settings, stack)
     listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
-    _api(settings, controller, api_credentials, listener, heavy, stack, ending)
+
+    def reading() -> dict[str, float]:
+        return {**delivery.waiting(), "heavy": heavy.waiting, "broker": session.connected}
+
+    _api(settings, controller, authority, api_credentials, listener, heavy, ledger, reading, stack, ending)
     add_up(controller.rolling, lease.held, stack, ending)
     watch(controller.replanner.look, heavy.submit, lease.held, stack, ending)
     tending = Tending(
@@ -228,6 +233,7 @@ def _assemble(
     repository: Repository,
     rotation: Rotation,
     lease: Lease,
+    ledger: Ledger,
 ) -> tuple[Controller, Delivery, Revocations]:
     """The parts that keep and decide, with nothing started yet."""
     data, now = settings.data, time.time
@@ -251,8 +257,10 @@ def _assemble(
     )
 
     def hear(said: list[tuple[str, messages.Message]]) -> None:
+        began = time.perf_counter()
         taken = devices.hear(said)
         delivery.keep(taken.kept)
+        metrics.heard(ledger, taken, time.perf_counter() - began)
         if taken.superseded:
             revocations.publish()
         for device in taken.intruders:
@@ -352,7 +360,7 @@ def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, st
 
 def _mqtt(
     settings: Settings, authority: Authority, delivery: Delivery, place: Place, lease: Lease, stack: ExitStack
-) -> None:
+) -> Session:
     """Our own session, and the workers behind it. Who holds the lease hears what the broker retains."""
     session = Session(
         *settings.broker_address,
@@ -381,6 +389,7 @@ def _mqtt(
 
     stack.callback(lease.release)
     lease.keep(lead)
+    return session
 
 
 def _told_of_revocations(settings: Settings, revocations: Revocations, stack: ExitStack) -> None:
@@ -409,24 +418,33 @@ def _offload(settings: Settings, stack: ExitStack) -> None:
 def _api(
     settings: Settings,
     controller: Controller,
+    authority: Authority,
     credentials: Credentials,
     listener: socket.socket,
     heavy: Heavy,
+    ledger: Ledger,
+    reading: metrics.Reading,
     stack: ExitStack,
     ending: threading.Event,
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
-    token = _operator_token(settings.data / "operator.token")
-    ledger = Ledger()
+    gate, operators_ca = open_gate(settings.data, controller.database, authority)
     if settings.metrics is not None:
         scraped = metrics_server(
             settings.metrics,
-            lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling)),
+            lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, reading)),
         )
         stack.callback(scraped.stop)
         scraped.start()
         log.info("metrics at %s/metrics", scraped.url)
-    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=heavy, ledger=ledger)
+    app = create_app(
+        controller,
+        gate,
+        hosts=settings.certificate_hosts,
+        model_bytes=settings.model_bytes,
+        heavy=heavy,
+        ledger=ledger,
+    )
     config = uvicorn.Config(
         app,
         http=TellingPeers,
@@ -436,12 +454,14 @@ def _api(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # who is on the other end is told by the connection, and by nothing that is said on it
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
     config.load()
     # Mutual, but for who has no certificate yet, or one that expired: what those may is the application's to say.
     config.ssl = credentials.server_context(client_required=False)
+    config.ssl.load_verify_locations(operators_ca)
     server = uvicorn.Server(config)
     stack.callback(listener.close)
 
@@ -557,18 +577,6 @@ def _addresses(data: Path) -> dict[str, Any]:
 def _server_files(data: Path, name: str) -> Credentials:
     keys = data / "keys"
     return Credentials(keys / f"{name}.key", keys / f"{name}.pem", keys / "ca.pem")
-
-
-def _operator_token(path: Path) -> str:
-    """The token in the file, made there if there is none."""
-    try:
-        token = path.read_text().strip()
-    except FileNotFoundError:
-        token = ""
-    if not token:
-        token = secrets.token_urlsafe(32)
-        write_durably(path, f"{token}\n".encode(), mode=0o600)
-    return token
 
 
 @contextmanager
