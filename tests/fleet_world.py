@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from edgesplit.messages import Birth, ModelState, Reported, Telemetry, Window
@@ -15,6 +18,22 @@ from edgesplit_controller.shown_device import shown_device
 NOW = 1_800_000_000.0
 STALE_S = 10.0
 RELEASE, OTHER = "a" * 64, "b" * 64
+
+
+@cache
+def _new() -> bytes:
+    """A new database, as a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "new.db"
+        Database(f"sqlite:///{file}").close()
+        return file.read_bytes()
+
+
+def new_url(folder: Path) -> str:
+    """The URL of a new database in that folder: made once, and copied."""
+    file = folder / "controller.db"
+    file.write_bytes(_new())
+    return f"sqlite:///{file}"
 
 
 class World:

@@ -322,8 +322,12 @@ class Delivery:
     def _take_in(self) -> None:
         while (batch := self._said.take(500)) is not None:
             said = [(device, message) for device, message, _ in batch]
-            while not self._is_kept(said) and not self._ended.wait(RESTATE_S):
+            while not self._is_kept(said) and not self._ends_within(RESTATE_S):
                 pass
+
+    def _ends_within(self, seconds: float) -> bool:
+        with self._ending:
+            return bool(self._ending.wait_for(lambda: self._closed, seconds))
 
     def _is_kept(self, said: list[tuple[str, messages.Message]]) -> bool:
         """False while the database is away: what comes meanwhile waits, as far as there is room."""

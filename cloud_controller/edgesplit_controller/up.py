@@ -233,10 +233,10 @@ def _assemble(
     repository: Repository,
     rotation: Rotation,
     lease: Lease,
-    ledger: Ledger,
+    ledger: Ledger | None = None,
 ) -> tuple[Controller, Delivery, Revocations]:
     """The parts that keep and decide, with nothing started yet."""
-    data, now = settings.data, time.time
+    data, now, counted = settings.data, time.time, ledger or Ledger()
     registry = Registry(database, blobs, now=now)
     planning = Planning(database, registry, now=now)
     content_keys = load_or_make_content_keys(data / "keys" / "content.key")
@@ -260,7 +260,7 @@ def _assemble(
         began = time.perf_counter()
         taken = devices.hear(said)
         delivery.keep(taken.kept)
-        metrics.heard(ledger, taken, time.perf_counter() - began)
+        metrics.heard(counted, taken, time.perf_counter() - began)
         if taken.superseded:
             revocations.publish()
         for device in taken.intruders:

@@ -26,7 +26,7 @@ from edgesplit_agent.logbook import Logbook
 from edgesplit_cli.commands.devices import log_lines
 from edgesplit_controller.bundles import ANSWER_S, KEPT, MOST_UNPACKED, Bundles, unpacked
 from edgesplit_controller.refusals import Conflict
-from fleet_world import World
+from fleet_world import World, new_url
 
 DIGEST = "3f" * 32
 TOKEN = "Zk3vQ9-tT0aL_2xWcR7nB5yHdJ8sUeGf4mPiOqKbVwE"
@@ -80,7 +80,7 @@ def test_redacting_is_harmless(text: str) -> None:
     assert redacted(redacted(text)) == redacted(redacted(redacted(text)))
 
 
-def test_the_logbook_is_bounded_and_redacted() -> None:
+def test_the_logbook_is_bounded_and_redacted(tmp_path: Path) -> None:
     """The newest lines, whatever is logged."""
     book = Logbook(most_bytes=10_000)
     logger = logging.getLogger("test of the logbook")
@@ -180,8 +180,8 @@ def test_a_job_is_one_of_a_closed_list(change: dict[str, Any]) -> None:
 class Desk:
     """A controller's bundles, and what was asked of which device."""
 
-    def __init__(self) -> None:
-        self.world = World("sqlite://")
+    def __init__(self, folder: Path) -> None:
+        self.world = World(new_url(folder))
         self.world.add("cam", "thief")
         self.world.birth("cam", "thief")
         self.asked: list[tuple[str, Job]] = []
@@ -204,9 +204,9 @@ def pieces(number: str, content: bytes, size: int = 300) -> list[BundlePiece]:
 CONTENT = gzip.compress(json.dumps({"log": ["x" * 10, *map(str, range(999))]}).encode())
 
 
-def test_pieces_in_any_order_make_the_bundle() -> None:
+def test_pieces_in_any_order_make_the_bundle(tmp_path: Path) -> None:
     """Doubled and shuffled; before the last one it is coming."""
-    desk = Desk()
+    desk = Desk(tmp_path)
     asked = desk.bundles.request("cam", "me")
     (name, sent), *_ = desk.asked
     assert name == "cam" and sent.id == asked["id"] and asked["state"] == "asked"
@@ -222,9 +222,9 @@ def test_pieces_in_any_order_make_the_bundle() -> None:
     assert desk.bundles.get("cam", asked["id"])["state"] == "here"
 
 
-def test_nobody_answers_for_another_device() -> None:
+def test_nobody_answers_for_another_device(tmp_path: Path) -> None:
     """Nor without being asked, nor after it was refused, nor with pieces that do not fit."""
-    desk = Desk()
+    desk = Desk(tmp_path)
     asked = desk.bundles.request("cam", "me")
     desk.say("thief", *pieces(asked["id"], CONTENT))
     desk.say("cam", *pieces("f" * 16, CONTENT))
@@ -237,18 +237,18 @@ def test_nobody_answers_for_another_device() -> None:
     assert found["state"] == "spoilt" and found["content"] is None
 
 
-def test_a_refusal_is_told() -> None:
+def test_a_refusal_is_told(tmp_path: Path) -> None:
     """With the device's reason."""
-    desk = Desk()
+    desk = Desk(tmp_path)
     asked = desk.bundles.request("cam", "me")
     desk.say("cam", JobRefused(id=asked["id"], why="not now"))
     found = desk.bundles.get("cam", asked["id"])
     assert (found["state"], found["why"]) == ("refused", "not now")
 
 
-def test_a_device_is_asked_once_at_a_time_and_only_where_it_is_there() -> None:
+def test_a_device_is_asked_once_at_a_time_and_only_where_it_is_there(tmp_path: Path) -> None:
     """Two operators share one answer; what never came is given up; the newest few are kept."""
-    desk = Desk()
+    desk = Desk(tmp_path)
     first = desk.bundles.request("cam", "me")
     assert desk.bundles.request("cam", "you")["id"] == first["id"] and len(desk.asked) == 1
     for _ in range(KEPT + 2):
@@ -277,9 +277,9 @@ def test_a_bundle_that_is_none_is_malformed(content: bytes) -> None:
         unpacked(content)
 
 
-def test_a_job_that_cannot_be_sent_is_an_error() -> None:
+def test_a_job_that_cannot_be_sent_is_an_error(tmp_path: Path) -> None:
     """Not a bundle that never comes."""
-    desk = Desk()
+    desk = Desk(tmp_path)
 
     def fails(name: str, job: Job) -> None:
         raise LinkError("the broker is gone")
@@ -289,9 +289,9 @@ def test_a_job_that_cannot_be_sent_is_an_error() -> None:
         broken.request("cam", "me")
 
 
-def test_births_do_not_matter_here() -> None:
+def test_births_do_not_matter_here(tmp_path: Path) -> None:
     """A birth in the middle of pieces spoils nothing."""
-    desk = Desk()
+    desk = Desk(tmp_path)
     asked = desk.bundles.request("cam", "me")
     first, *rest = pieces(asked["id"], CONTENT)
     desk.say("cam", first)

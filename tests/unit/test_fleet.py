@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from sqlalchemy import event
 
@@ -18,12 +20,12 @@ from edgesplit_controller.database import CertificateRow, ClaimRow, Flood, Start
 from edgesplit_controller.devices import ACKNOWLEDGE_S
 from edgesplit_controller.listing import Asked
 from edgesplit_controller.rolling import SETTLED_S
-from fleet_world import NOW, OTHER, RELEASE, STALE_S, World, runs, telemetry, window
+from fleet_world import NOW, OTHER, RELEASE, STALE_S, World, new_url, runs, telemetry, window
 
 
 @pytest.fixture
-def world() -> World:
-    return World("sqlite://")
+def world(tmp_path: Path) -> World:
+    return World(new_url(tmp_path))
 
 
 def test_the_overview_counts_what_is_there(database_url: str) -> None:
@@ -308,13 +310,14 @@ def test_a_device_with_another_key_begins_anew(world: World) -> None:
     assert world.fleet.overview()["models"] == []
 
 
-def test_an_overview_is_readable_on_a_terminal(world: World) -> None:
+def test_an_overview_is_readable_on_a_terminal(world: World, tmp_path: Path) -> None:
     """Also one of an empty fleet, and where devices are called and say what terminals would obey."""
     world.add("cam")
     world.birth("cam")
     world.report("cam", runs("failed", "no \x1b[31mroom"))
     world.tell("cam", 0, window())
-    for seen in (world.fleet.overview(), World("sqlite://").fleet.overview()):
+    (empty := tmp_path / "empty").mkdir()
+    for seen in (world.fleet.overview(), World(new_url(empty)).fleet.overview()):
         out = console()
         with out.capture() as printed:
             out.print(overview(seen))

@@ -21,6 +21,7 @@ from edgesplit_controller.database import Database, Device
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.evidence import evidence_of
 from edgesplit_controller.gates import Evidence
+from fleet_world import new_url
 from power_world import MODEL, Machine, Source, Tiny
 
 OLD, NEW = "a" * 64, "b" * 64
@@ -139,7 +140,7 @@ class Fleet:
     """Devices that are there, and take in what is said in their names."""
 
     def __init__(self, folder: Path, *names: str) -> None:
-        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        self.database = Database(new_url(folder))
         self.devices = Devices(self.database, stale_after_s=10.0, now=lambda: NOW)
         with self.database.write() as session:
             for name in names:
