@@ -282,9 +282,10 @@ class Uplink:
         if not self._rhythm.is_due(connected, worth != pulse.last_seen, now - pulse.last_sent):
             return
         message, worth = self._sample(session, pulse.sequence, take=True)
-        pulse.sequence, pulse.last_sent, pulse.last_seen = pulse.sequence + 1, now, worth
+        pulse.last_sent, pulse.last_seen = now, worth
         if message is None:
             return
+        pulse.sequence += 1
         payload = messages.encode(message)
         sent = connected and self._session.publish(messages.topic(self._identity.device, "telemetry"), payload)
         if self._outbox is not None and sent:

@@ -1,7 +1,8 @@
 """Takes in what devices said: from messages to rows, a batch in one transaction. What to believe is `truth`'s.
 
 Every row is found by the device that the topic names, so that no device speaks for another. Rows are read for the whole
-batch at once; on PostgreSQL they are locked, so that several controllers can take in messages of one device.
+batch at once, in a transaction that holds these devices (`Database.hear`), so that several controllers can take in
+messages of one of them.
 """
 
 from __future__ import annotations
@@ -75,8 +76,7 @@ class _Batch:
         self._session = session
         self._now = now
         names = sorted({name for name, _ in said})
-        locked = select(Device).where(Device.name.in_(names)).order_by(Device.name).with_for_update()
-        self.devices = {one.name: one for one in session.scalars(locked)}
+        self.devices = {one.name: one for one in session.scalars(select(Device).where(Device.name.in_(names)))}
         here = sorted(self.devices)
         self._heard = {one.device: one for one in self._rows(HeardRow, here)}
         self._running: dict[str, dict[str, RunningRow]] = {name: {} for name in here}
@@ -99,7 +99,7 @@ class _Batch:
                 doubtful.update((name, one.session, one.sequence) for one in message.measured)
             elif isinstance(message, Telemetry):
                 row = self._heard.get(name)
-                if row is not None and message.session == row.session and message.sequence <= row.sequence:
+                if row is None or message.session != row.session or message.sequence <= row.sequence:
                     doubtful.add((name, message.session, message.sequence))
         if not doubtful:
             return set()

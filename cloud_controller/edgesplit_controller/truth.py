@@ -34,7 +34,7 @@ class Heard:
     missing: int = 0
     """Telemetry that was skipped, and has not come since."""
     again: int = 0
-    """Messages that came twice."""
+    """Telemetry that came twice. (Reports do, by the broker's nature.)"""
     earlier: int = 0
     """Telemetry that came after what was measured later."""
     older: int = 0
@@ -66,9 +66,9 @@ def after_report(known: Heard, session: int, number: int) -> tuple[Heard, Verdic
     if session > known.session:
         known = Heard(session=session)
     if number and number == known.report:
-        return replace(known, again=known.again + 1), "again"
+        return known, "again"
     if number < known.report:
-        return replace(known, earlier=known.earlier + 1), "earlier"
+        return known, "earlier"
     return replace(known, report=number), "new"
 
 

@@ -322,3 +322,14 @@ def test_an_overview_is_readable_on_a_terminal(world: World, tmp_path: Path) -> 
         with out.capture() as printed:
             out.print(overview(seen))
         assert "devices" in printed.get() and "\x1b[31m" not in printed.get()
+
+
+def test_what_comes_late_first_and_live_afterwards_is_one_message(world: World) -> None:
+    """Whatever the order: a device that says a thing twice in two ways stores it once, and harms nobody beside it."""
+    world.add("cam", "other")
+    world.birth("cam", "other", session=5)
+    said = telemetry(6, 3, moment=Moment(at=1.0, boot="b", up_s=9_000.0))
+    world.devices.hear([("cam", late(1, said))])
+    world.devices.hear([("cam", said), ("other", telemetry(5, 0)), ("cam", late(2, said, said))])
+    assert [(one["session"], one["sequence"]) for one in world.devices.history("cam")] == [(6, 3)]
+    assert len(world.devices.history("other")) == 1
