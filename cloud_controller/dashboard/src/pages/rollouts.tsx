@@ -1,0 +1,3 @@
+export function RolloutsPage() {
+  return <h1>Rollouts</h1>;
+}
