@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from harness import Cloud
+from postgres import NoPostgres, Postgres
 
 SEED = "20261121"
 REPOSITORY = Path(__file__).parents[1]
@@ -45,6 +46,26 @@ def socket_folder() -> Iterator[Path]:
     """A folder with a short path, wherever the other temporary folders are: a Unix socket's path has 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A private PostgreSQL; skips with its reason where none is installed."""
+    try:
+        running = Postgres()
+    except NoPostgres as error:
+        pytest.skip(str(error))
+    yield running
+    running.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database: the test runs on SQLite and on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'controller.db'}"
+    running: Postgres = request.getfixturevalue("postgres")
+    return running.database()
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def is_file(what: str) -> bool:
 
 def open_model(data: Path, what: str, input_text: str | None = None, bindings: Sequence[str] = ()) -> LocalModel:
     """The model file `what`, or the registered model of that name with its own input spec and bindings."""
-    from edgesplit_controller.api import parse_bindings
+    from edgesplit_controller.api.reading import parse_bindings
     from edgesplit_controller.registry import load_model
     from edgesplit_partitioner import bundle
 

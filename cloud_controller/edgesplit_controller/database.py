@@ -13,19 +13,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import JSON, Engine, ForeignKey, Index, LargeBinary, UniqueConstraint, create_engine, event
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    UniqueConstraint,
+    create_engine,
+    event,
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from edgesplit.errors import UsageError
+from edgesplit_controller.schema import bring_up_to_date, shown
 
 Json = dict[str, Any]
 
 
 class Table(DeclarativeBase):
-    """All our tables."""
+    """All our tables. A change of one needs a step in `migrations/versions` besides (docs/operations.md)."""
 
-    type_annotation_map = {Json: JSON, list[Any]: JSON, bytes: LargeBinary}  # noqa: RUF012 - SQLAlchemy's own idiom
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's own idiom
+        Json: JSON,
+        list[Any]: JSON,
+        bytes: LargeBinary,
+        # A counter follows the Unix time and a model may have 16 GB: 32 bits are too few.
+        int: BigInteger().with_variant(Integer, "sqlite"),
+    }
 
 
 class Model(Table):
@@ -274,11 +292,9 @@ class Database:
         if self._engine.dialect.name == "sqlite":
             _tune_sqlite(self._engine)
         try:
-            Table.metadata.create_all(self._engine)
+            bring_up_to_date(self._engine)
         except SQLAlchemyError as error:
-            raise UsageError(
-                f"cannot open the database {self._engine.url.database}: {error.__cause__ or error}"
-            ) from error
+            raise UsageError(f"cannot open the database {shown(self._engine)}: {error.__cause__ or error}") from error
         self._writers = sessionmaker(self._engine, expire_on_commit=False)
         self._readers = sessionmaker(self._engine.execution_options(edgesplit_read=True), expire_on_commit=False)
 

@@ -22,7 +22,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from edgesplit import messages
-from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.names import device_name
 from edgesplit_controller.database import (
     CertificateRow,
@@ -36,6 +36,7 @@ from edgesplit_controller.database import (
     record,
 )
 from edgesplit_controller.refusals import Conflict, Forbidden, unknown
+from edgesplit_controller.selecting import Described, Selector, parse_selector
 
 State = Literal["online", "stale", "offline", "revoked", "claimed"]
 CLAIM_S = 3_600
@@ -253,15 +254,17 @@ class Devices:
             return session.scalars(select(Device).order_by(Device.name)).all()
 
     def select(self, targets: Iterable[str]) -> list[Device]:
-        """The devices that `targets` mean: names, `group=NAME`, `KEY=VALUE` (a label), `all`. Revoked ones never."""
-        wanted = list(targets)
+        """The devices that `targets` mean, each an expression (`selecting`): a name, `group=NAME`, `KEY=VALUE` (a
+        label), `all`, or several joined. Revoked ones never."""
+        wanted = [parse_selector(target) for target in targets]
         there = [device for device in self.all() if not device.revoked]
         if not wanted:
             raise UsageError("no target: name devices, a group (group=NAME), a label (KEY=VALUE), or all")
+        names, claimed = {device.name for device in there}, {claim.device for claim in self.open_claims()}
         chosen: dict[str, Device] = {}
         for target in wanted:
-            if self.open_claim(target) is not None:
-                raise Conflict(f"{target} has not enrolled yet: start its agent with the claim that was made for it")
+            if late := sorted((target.names & claimed) - names):
+                raise Conflict(f"{late[0]} has not enrolled yet: start its agent with the claim that was made for it")
             chosen.update({device.name: device for device in _meant(target, there)})
         return list(chosen.values())
 
@@ -422,24 +425,23 @@ def _check_labels(group: str, labels: Mapping[str, str]) -> None:
         raise UsageError("a label cannot be called 'group' or 'all', nor be empty")
 
 
-def _meant(target: str, there: Sequence[Device]) -> list[Device]:
-    key, equals, value = target.partition("=")
-    if target == "all":
-        found = list(there)
-    elif equals and key == "group":
-        found = [device for device in there if device.group == value]
-        if not found:
-            raise unknown("group", value, {device.group for device in there if device.group})
-    elif equals:
-        found = [device for device in there if device.labels.get(key) == value]
-        if not found:
-            raise unknown("label", target, {f"{k}={v}" for device in there for k, v in device.labels.items()})
-    else:
-        found = [device for device in there if device.name == target]
-        if not found:
-            raise unknown("device", target, (device.name for device in there))
-    if not found:
+def described(device: Device) -> Described:
+    """What an expression can ask of a device."""
+    return Described(device.name, device.device_class, device.group, device.labels)
+
+
+def _meant(target: Selector, there: Sequence[Device]) -> list[Device]:
+    for name in sorted(target.names - {device.name for device in there}):
+        raise unknown("device", name, (device.name for device in there))
+    found = [device for device in there if target(described(device))]
+    if not there:
         raise Conflict("no device is enrolled yet: `edgectl device claim NAME` makes a claim for one")
+    for key, value in () if found else target.asked[:1]:
+        if key == "group":
+            raise unknown("group", value, {device.group for device in there if device.group})
+        raise unknown("label", f"{key}={value}", {f"{k}={v}" for one in there for k, v in one.labels.items()})
+    if not found:
+        raise NotFound(f"no device is meant by {target.text[:80]!r}")
     return found
 
 

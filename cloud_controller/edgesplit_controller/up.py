@@ -43,7 +43,9 @@ from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.ledger import Ledger
 from edgesplit.seen.listener import metrics_server
 from edgesplit_controller import metrics
-from edgesplit_controller.api import OPERATOR, Heavy, create_app
+from edgesplit_controller.api.access import OPERATOR
+from edgesplit_controller.api.app import create_app
+from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority

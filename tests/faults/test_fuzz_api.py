@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from edgesplit.errors import EdgeError
 from edgesplit.identity import certificate_request, load_or_make_key
-from edgesplit_controller.api import OPERATOR as OPERATOR_NAME
-from edgesplit_controller.api import Heavy, create_app
+from edgesplit_controller.api.access import OPERATOR as OPERATOR_NAME
+from edgesplit_controller.api.app import create_app
+from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.repository import Repository

@@ -19,7 +19,9 @@ import pytest
 from edgesplit.children import Child
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError
 from edgesplit.links import parse_link
-from edgesplit_controller.api import Heavy, kind_of, parse_bindings, status_of
+from edgesplit_controller.api.answers import kind_of, status_of
+from edgesplit_controller.api.reading import parse_bindings
+from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.blobs import BlobLost, BlobStore
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.database import Database, Model

@@ -1,0 +1,73 @@
+"""The HTTP API: JSON over TLS. The operator's certificate and token on all but health, enrolment and renewal.
+docs/protocol.md lists it.
+
+Promises: bodies are bounded before they are read, errors are `{"error": text, "kind": name}` with the status of their
+kind, and heavy work runs one at a time in a thread of its own, so that nothing else waits for it. What the calls do is
+`controller.Controller`'s; each topic's routes are a module here, and `ROUTERS` names them all.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+import edgesplit
+from edgesplit.errors import EdgeError
+from edgesplit.limits import LIMITS
+from edgesplit.seen.ledger import Ledger
+from edgesplit_controller.api import deployments, devices, enrolment, keys, models, telemetry
+from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
+from edgesplit_controller.api.work import Heavy
+from edgesplit_controller.bounds import BodyBounds, RateLimit
+from edgesplit_controller.controller import Controller
+from edgesplit_controller.metrics import CountedRequests
+
+JSON_BYTES = 1_000_000
+SAMPLES_BYTES = 128 * 2**20
+ROUTERS: tuple[APIRouter, ...] = (
+    enrolment.everybody,
+    models.viewers,
+    models.operators,
+    deployments.viewers,
+    deployments.operators,
+    keys.viewers,
+    keys.admins,
+    devices.viewers,
+    devices.operators,
+    telemetry.viewers,
+)
+
+
+def create_app(
+    controller: Controller, token: str, *, model_bytes: int, heavy: Heavy, ledger: Ledger | None = None
+) -> FastAPI:
+    """The API over one controller."""
+    app = FastAPI(
+        title="edgesplit controller",
+        version=edgesplit.__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.controller, app.state.heavy, app.state.token = controller, heavy, token.encode()
+    app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
+    app.state.pushing = threading.BoundedSemaphore(4)
+    lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
+    bounds = {
+        "/v1/models": model_bytes,
+        "/samples": SAMPLES_BYTES,
+        "/deployments/signed": lists,
+        "/keys/renewed": lists,
+    }
+    app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
+    app.add_middleware(CountedRequests, ledger=ledger or Ledger())
+    app.add_exception_handler(EdgeError, on_edge_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_anything)
+    for router in ROUTERS:
+        app.include_router(router)
+    return app

@@ -1,0 +1,54 @@
+"""Devices: claimed, led, shown, revoked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from edgesplit_controller.api.access import operator_routes, viewer_routes
+from edgesplit_controller.api.bodies import ClaimBody, LeadBody
+from edgesplit_controller.api.work import controller_of
+from edgesplit_controller.devices import ClaimWish
+
+viewers = viewer_routes()
+operators = operator_routes()
+
+
+@operators.post("/devices/claims")
+def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
+    """A one-time claim; it holds a secret."""
+    wish = ClaimWish(
+        device=body.device,
+        device_class=body.device_class,
+        group=body.group or "",
+        labels=body.labels,
+        link=body.link or "",
+        expires_s=body.expires_s,
+        replace=body.replace,
+    )
+    return controller_of(request).claim(wish, body.gateway)
+
+
+@operators.post("/devices/gateway")
+def lead(request: Request, body: LeadBody) -> dict[str, Any]:
+    """Let devices offload through a gateway, or to the cloud again."""
+    return controller_of(request).lead(body.devices, body.gateway, body.link)
+
+
+@viewers.get("/devices")
+def all_devices(request: Request) -> list[dict[str, Any]]:
+    """Every device and every open claim."""
+    return controller_of(request).all_devices()
+
+
+@viewers.get("/devices/{name}")
+def device(request: Request, name: str) -> dict[str, Any]:
+    """One device."""
+    return controller_of(request).device(name)
+
+
+@operators.delete("/devices/{name}")
+def revoke(request: Request, name: str) -> dict[str, Any]:
+    """Take a device's right away."""
+    return controller_of(request).revoke(name)

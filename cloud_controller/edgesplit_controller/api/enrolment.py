@@ -1,0 +1,76 @@
+"""For everybody, by no operator's right: health, and what devices and gateways ask for with their own keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+import edgesplit
+from edgesplit.errors import Busy
+from edgesplit.identity import Renewal
+from edgesplit_controller.api.access import open_routes
+from edgesplit_controller.api.bodies import EnrolBody, GatewayBody, RenewBody
+from edgesplit_controller.api.reading import from_base64
+from edgesplit_controller.api.work import controller_of
+from edgesplit_controller.bounds import RateLimit
+from edgesplit_controller.peers import SCOPE, Peer
+from edgesplit_controller.refusals import Forbidden
+
+everybody = open_routes()
+
+
+@everybody.get("/health")
+def health() -> dict[str, Any]:
+    """It answers."""
+    return {"status": "ok", "version": edgesplit.__version__}
+
+
+@everybody.post("/enrol")
+def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
+    """A device turns its claim token and a certificate request into a certificate."""
+    _not_too_often(request)
+    key = from_base64(body.encryption_key, "encryption_key")
+    signature = from_base64(body.encryption_signature, "encryption_signature")
+    return controller_of(request).enrol(body.token, body.csr_pem, key, signature)
+
+
+@everybody.post("/renew")
+def renew(request: Request, body: RenewBody) -> dict[str, Any]:
+    """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
+    _not_too_often(request)
+    peer: Peer | None = request.scope.get(SCOPE)
+    signature = from_base64(body.signature, "signature")
+    return controller_of(request).renew(
+        Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
+        shown_serial=peer.serial if peer else None,
+    )
+
+
+@everybody.post("/gateway/certificate")
+def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
+    """A gateway gets a certificate for its server, over a connection that shows its own."""
+    _not_too_often(request)
+    peer = _shown(request)
+    return controller_of(request).gateway_certificate(peer.name, peer.serial, body.csr_pem)
+
+
+@everybody.post("/gateway/revoked")
+def revoked_for(request: Request) -> Response:
+    """The revocation list, for a gateway's server to go by."""
+    peer = _shown(request)
+    return Response(controller_of(request).revoked_for(peer.name, peer.serial), media_type="application/x-pem-file")
+
+
+def _shown(request: Request) -> Peer:
+    peer: Peer | None = request.scope.get(SCOPE)
+    if peer is None:
+        raise Forbidden("this is for gateways, by the certificate that they enrolled with, and none was shown")
+    return peer
+
+
+def _not_too_often(request: Request) -> None:
+    limit: RateLimit = request.app.state.enrolments
+    if not limit.allow(request.client.host if request.client else "?"):
+        raise Busy("too many enrolments from this address; try again in a few seconds")

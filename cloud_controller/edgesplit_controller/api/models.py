@@ -1,0 +1,99 @@
+"""Models: pushed, shown, given back, measured."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+from fastapi.responses import FileResponse
+
+from edgesplit.errors import Busy, UsageError
+from edgesplit_controller.api.access import operator_routes, viewer_routes
+from edgesplit_controller.api.bodies import ProfileBody, SamplesBody
+from edgesplit_controller.api.reading import from_base64, parse_bindings, receive
+from edgesplit_controller.api.work import controller_of, heavily
+
+viewers = viewer_routes()
+operators = operator_routes()
+
+
+@operators.post("/models")
+async def push_model(
+    request: Request, name: str, input: str = "", bind: Annotated[list[str] | None, Query()] = None
+) -> dict[str, Any]:
+    """The body is the model file."""
+    bindings = parse_bindings(bind or [])
+    controller = controller_of(request)
+    if not request.app.state.pushing.acquire(blocking=False):
+        raise Busy("four model files are on their way already; try again later")
+    try:
+        part = controller.blobs.incoming_file()
+        try:
+            await receive(request, part)
+            return await heavily(request, controller.push, part, name, input, bindings)
+        finally:
+            part.unlink(missing_ok=True)
+    finally:
+        request.app.state.pushing.release()
+
+
+@viewers.get("/models")
+def models(request: Request) -> list[dict[str, Any]]:
+    """Every model and version."""
+    return controller_of(request).models()
+
+
+@viewers.get("/models/{reference}")
+def model(request: Request, reference: str) -> dict[str, Any]:
+    """One model: inputs, outputs, layers."""
+    return controller_of(request).model(reference)
+
+
+@operators.get("/models/{reference}/file")
+def model_file(request: Request, reference: str) -> FileResponse:
+    """The file as it was pushed."""
+    return FileResponse(controller_of(request).file(reference, optimised=False), media_type="application/octet-stream")
+
+
+@operators.get("/models/{reference}/optimised")
+def optimised_file(request: Request, reference: str) -> FileResponse:
+    """The file that is measured and cut."""
+    return FileResponse(controller_of(request).file(reference, optimised=True), media_type="application/octet-stream")
+
+
+@operators.post("/models/{reference}/samples")
+async def add_samples(request: Request, reference: str, body: SamplesBody) -> dict[str, Any]:
+    """Keep sample inputs with the model."""
+    if any((sample.frame is None) == (sample.tensors is None) for sample in body.samples):
+        raise UsageError("each sample has either `frame` or `tensors`")
+    frames = [from_base64(sample.frame) for sample in body.samples if sample.frame is not None]
+    tensors = [from_base64(sample.tensors) for sample in body.samples if sample.tensors is not None]
+    labels = {
+        from_base64(sample.frame or sample.tensors or ""): sample.label
+        for sample in body.samples
+        if sample.label is not None
+    }
+    return await heavily(request, controller_of(request).add_samples, reference, frames, tensors, labels)
+
+
+@operators.post("/models/{reference}/profile")
+async def profile(request: Request, reference: str, body: ProfileBody | None = None) -> dict[str, Any]:
+    """Measure per layer, and if asked for per codec, on this machine."""
+    where = body.on if body else "local"
+    if where != "local":
+        raise UsageError(f"cannot measure on {where[:80]!r} yet: on=local measures on the controller's machine")
+    asked = body or ProfileBody()
+    return await heavily(request, controller_of(request).profile, reference, asked.codecs, asked.device)
+
+
+@operators.get("/models/{reference}/costs")
+async def costs(
+    request: Request,
+    reference: str,
+    device: str,
+    lossy: bool = False,
+    tier: Annotated[list[str] | None, Query(max_length=8)] = None,
+) -> dict[str, Any]:
+    """The costs file for one device profile (docs/costs.md), with further tiers as in `tier=edge=jetson-nano`."""
+    tiers = {name: profile for name, _, profile in (word.partition("=") for word in tier or [])}
+    return await heavily(request, controller_of(request).costs, reference, device, lossy, tiers)

@@ -1,0 +1,135 @@
+"""Gates: what is spelt, what counts as evidence, and what a device is let off or sent back for."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit.errors import UsageError
+from edgesplit_controller.gates import Evidence, Gates, judge, parse_gate, parse_gates
+
+KNOWN = Evidence(
+    model="m", release="r", requests=100, failed=0, fallbacks=2, latency_p95_s=0.1, memory_bytes=200_000_000,
+    celsius=60.0, joules=0.2, drift=0.001, golden_ok=True, since_s=30.0,
+)  # fmt: skip
+ALL = parse_gates(["p95<150ms", "errors<1%", "fallbacks<10%", "memory<400MB", "celsius<80", "joules<0.5", "drift<1%"])
+
+
+def but(**changes: object) -> Evidence:
+    """What is known, with changes."""
+    return msgspec.structs.replace(KNOWN, **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "below"),
+    [
+        ("p95<150ms", 0.15), ("p95 < 1.5 s", 1.5), ("errors<1%", 0.01), ("fallbacks<10%", 0.1), ("memory<400MB", 4e8),
+        ("memory<64KiB", 65_536), ("celsius<80", 80.0), ("joules<0.5", 0.5), ("joules<20mJ", 0.02), ("drift<1%", 0.01),
+    ],
+)  # fmt: skip
+def test_a_gate_is_read_with_its_unit(text: str, below: float) -> None:
+    """Each subject in the units people write."""
+    assert parse_gate(text).below == pytest.approx(below)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("speed<3", "not one of p95"), ("p95<150", "write it as in p95<150ms"), ("p95>150ms", "p95<150ms"),
+        ("errors<1", "errors<1%"), ("", "not one of"), ("p95<=150ms", "write it as"), ("p95<0ms", "below zero"),
+        ("p95<nan", "write it as"), ("<3", "not one of"), ("p95", "write it as"),
+    ],
+)  # fmt: skip
+def test_what_is_no_gate_is_told(text: str, says: str) -> None:
+    """A typo is refused, and the error shows how it is written."""
+    with pytest.raises(UsageError, match=says):
+        parse_gate(text)
+
+
+def test_gates_are_few_and_each_subject_once() -> None:
+    """Two bounds for one thing are a mistake; so are dozens."""
+    with pytest.raises(UsageError, match="two gates for p95"):
+        parse_gates(["p95<150ms", "p95<1s"])
+    with pytest.raises(UsageError, match="at most"):
+        parse_gates(["p95<150ms"] * 17)
+
+
+def test_a_healthy_release_passes() -> None:
+    """Enough requests, everything known and below its bound."""
+    verdict = judge(ALL, KNOWN)
+    assert verdict.state == "pass" and verdict.unjudged == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "gate"),
+    [
+        ({"latency_p95_s": 0.15}, "p95<150ms"), ({"failed": 1}, "errors<1%"), ({"fallbacks": 10}, "fallbacks<10%"),
+        ({"memory_bytes": 400_000_000}, "memory<400MB"), ({"celsius": 80.0}, "celsius<80"),
+        ({"joules": 0.5}, "joules<0.5"), ({"drift": 0.01}, "drift<1%"), ({"golden_ok": False}, "golden"),
+    ],
+)  # fmt: skip
+def test_each_gate_fails_at_its_bound(change: dict[str, object], gate: str) -> None:
+    """What reaches the bound has not stayed below it; the verdict names the gate and the value."""
+    verdict = judge(ALL, but(**change))
+    assert verdict.state == "fail" and verdict.gate == gate and verdict.why
+
+
+def test_golden_inputs_are_always_a_gate() -> None:
+    """Also where no gate was asked for; and without any gate a release passes at once."""
+    assert judge(Gates(), Evidence(model="m", release="r", golden_ok=False)).state == "fail"
+    assert judge(Gates(), Evidence(model="m", release="r")).state == "pass"
+
+
+def test_few_requests_condemn_nobody() -> None:
+    """One failure among the first ten is no rate of ten per cent: it fails once no run of luck could save it."""
+    gates = parse_gates(["errors<4%"], requests=50)
+    few = but(requests=10, failed=1)
+    assert judge(gates, few).state == "wait"
+    assert judge(gates, but(requests=10, failed=2)).state == "fail"  # 2 of 50 at best
+
+
+def test_a_time_is_not_judged_by_few_requests() -> None:
+    """The p95 of three requests says nothing; that of fifty does."""
+    gates = parse_gates(["p95<150ms"])
+    assert judge(gates, but(requests=3, latency_p95_s=9.0)).state == "wait"
+    assert judge(gates, but(requests=50, latency_p95_s=9.0)).state == "fail"
+
+
+def test_when_time_is_up_what_is_known_counts() -> None:
+    """A device with little traffic is awaited for no longer; a gate of which nothing is known says that it was not
+    judged."""
+    gates = parse_gates(["p95<150ms", "drift<1%"])
+    assert judge(gates, but(requests=3, latency_p95_s=9.0, since_s=600.0)).state == "fail"
+    silent = judge(gates, but(requests=0, latency_p95_s=None, drift=None, since_s=600.0))
+    assert silent.state == "pass" and silent.unjudged == ("p95<150ms", "drift<1%")
+
+
+def test_heat_and_memory_wait_for_no_request() -> None:
+    """They fail on the first sample, and pass as soon as they are known."""
+    gates = parse_gates(["celsius<80", "memory<400MB"])
+    assert judge(gates, but(requests=0, celsius=81.0)).state == "fail"
+    assert judge(gates, but(requests=0)).state == "pass"
+    assert judge(gates, but(requests=0, celsius=None)).state == "wait"
+
+
+maybe = st.none() | st.floats(0, 1e6)
+counts = st.none() | st.integers(0, 10_000)
+
+
+@given(
+    requests=counts, failed=counts, p95=maybe, memory=counts, celsius=maybe, drift=maybe,
+    golden=st.none() | st.booleans(), since=st.none() | st.floats(0, 2_000),
+)  # fmt: skip
+def test_every_evidence_gets_a_verdict_and_time_ends_all_waiting(
+    requests: int | None, failed: int | None, p95: float | None, memory: int | None, celsius: float | None,
+    drift: float | None, golden: bool | None, since: float | None,
+) -> None:  # fmt: skip
+    """Nothing that is known or not known makes judging fail; after the time for it nothing waits."""
+    evidence = Evidence(
+        model="m", release="r", requests=requests, failed=failed, latency_p95_s=p95, memory_bytes=memory,
+        celsius=celsius, drift=drift, golden_ok=golden, since_s=since,
+    )  # fmt: skip
+    assert judge(ALL, evidence).state in ("pass", "fail", "wait")
+    assert judge(ALL, msgspec.structs.replace(evidence, since_s=600.0)).state != "wait"

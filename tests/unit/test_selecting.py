@@ -1,0 +1,114 @@
+"""Which devices an expression means, and what it says of what it does not understand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from edgesplit.errors import UsageError
+from edgesplit_controller.selecting import DEEPEST, MOST_LETTERS, Described, parse_selector
+
+FLEET = [
+    Described("cam-1", "raspberrypi4", "cameras", {"site": "oslo", "kind": "lab"}),
+    Described("cam-2", "raspberrypi4", "cameras", {"site": "oslo", "kind": "gate"}),
+    Described("cam-3", "raspberrypi5", "cameras", {"site": "bergen"}),
+    Described("door-1", "raspberrypi5", "doors", {"site": "oslo", "not": "so"}),
+    Described("spare", "jetson-nano"),
+]
+
+
+def meant(text: str) -> str:
+    """The devices that it means, in one line."""
+    selector = parse_selector(text)
+    return " ".join(device.name for device in FLEET if selector(device))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("all", "cam-1 cam-2 cam-3 door-1 spare"),
+        ("cam-2", "cam-2"),
+        ("cam-*", "cam-1 cam-2 cam-3"),
+        ("group=cameras", "cam-1 cam-2 cam-3"),
+        ("class=raspberrypi5", "cam-3 door-1"),
+        ("site=oslo and not kind=lab", "cam-2 door-1"),
+        ("site=oslo,bergen", "cam-1 cam-2 cam-3 door-1"),
+        ("site!=oslo", "cam-3 spare"),
+        ("site!=oslo,bergen", "spare"),
+        ("site=*", "cam-1 cam-2 cam-3 door-1"),
+        ("not site=*", "spare"),
+        ("site=oslo and kind=lab or spare", "cam-1 spare"),
+        ("spare or site=oslo and kind=lab", "cam-1 spare"),
+        ("site=oslo and (kind=lab or group=doors)", "cam-1 door-1"),
+        ("not (group=cameras or group=doors)", "spare"),
+        ("not not spare", "spare"),
+        ("NOT site=oslo AND group=cameras", "cam-3"),
+        ("  site = 'oslo'   and name!=cam-1,cam-2 ", "door-1"),
+        ('"not"=so', "door-1"),
+        ("kind=nothing", ""),
+    ],
+)
+def test_an_expression_means_these_devices(text: str, names: str) -> None:
+    """`not` binds most, then `and`, then `or`; a device without a label has none of its values."""
+    assert meant(text) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "says"),
+    [
+        ("", 0, "is missing"),
+        ("site=", 5, "a value is missing"),
+        ("site=oslo kind=lab", 10, "`and` or `or` must stand between"),
+        ("site=oslo and", 13, "is missing"),
+        ("(site=oslo", 0, "never closed"),
+        ("site=oslo)", 9, "must stand between"),
+        ("and site=oslo", 0, "missing before 'and'"),
+        ("site=oslo and & x", 14, "means nothing here"),
+        ("site=oslo,", 10, "a value is missing"),
+        ("site==oslo", 5, "missing before '='"),
+        ("not", 3, "is missing"),
+        ("site=not", 5, "in quotes"),
+    ],
+)
+def test_an_error_points_at_the_place(text: str, at: int, says: str) -> None:
+    """What is wrong is told, and a caret stands below it."""
+    with pytest.raises(UsageError, match=says) as caught:
+        parse_selector(text)
+    _, shown, caret = str(caught.value).split("\n")
+    assert shown == f"    {text}" and caret == f"    {' ' * at}^"
+
+
+def test_an_expression_is_bounded() -> None:
+    """Length, words and depth: what an operator's script can make is refused before it costs anything."""
+    with pytest.raises(UsageError, match="letters"):
+        parse_selector("x" * (MOST_LETTERS + 1))
+    with pytest.raises(UsageError, match="words and signs"):
+        parse_selector("a=1," * 240 + "2")
+    with pytest.raises(UsageError, match="inside each other"):
+        parse_selector("(" * (DEEPEST + 2) + "x" + ")" * (DEEPEST + 2))
+    with pytest.raises(UsageError, match="inside each other"):
+        parse_selector("not " * (DEEPEST + 2) + "x")
+    assert parse_selector("(" * DEEPEST + "spare" + ")" * DEEPEST)(FLEET[-1])
+
+
+def test_the_names_it_asks_for_are_known() -> None:
+    """So that a typo in a device's name can be told from a group that is empty."""
+    selector = parse_selector("cam-1 or (group=doors and not cam-9) or cam-*")
+    assert selector.names == {"cam-1", "cam-9"} and selector.asked == (("group", "doors"),)
+
+
+words = st.sampled_from("site = != oslo ( ) and or not , 'x' cam-1 * all é".split())
+    ["site", "=", "!=", "oslo", "(", ")", "and", "or", "not", ",", "'x y'", "cam-1", "*", "all", "é"]
+)
+
+
+@given(st.lists(words, max_size=12).map(" ".join) | st.text(max_size=60))
+@example("(" * 500)
+def test_any_text_is_understood_or_refused(text: str) -> None:
+    """Nothing but a UsageError, and an understood expression answers for every device."""
+    try:
+        selector = parse_selector(text)
+    except UsageError:
+        return
+    assert all(selector(device) in (True, False) for device in FLEET)
