@@ -93,11 +93,11 @@ class Changes:
         newest = _newest_events(session)
         fresh = [(what, subject) for number, what, subject in newest if number not in self._events]
         self._events = {number for number, _, _ in newest}
-        told = [(kind, subject) for what, subject in reversed(fresh) if (kind := kind_of(what)) is not None]
-        about = {subject for kind, subject in told if kind in ("device", "alert")}
-        named = select(Device.name, Device.group).where(Device.name.in_(about))
-        groups: dict[str, str] = dict(session.execute(named).tuples().all()) if about else {}
-        return [Change(kind, subject, groups.get(subject)) for kind, subject in told]
+        told = [Change(kind, subject) for what, subject in reversed(fresh) if (kind := kind_of(what)) is not None]
+        about = {one.subject for one in told if one.kind in ("device", "alert")}
+        known = select(Device.name, Device.group).where(Device.name.in_(about))
+        groups: dict[str, str] = dict(session.execute(known).tuples().all()) if about else {}
+        return [msgspec.structs.replace(one, group=groups.get(one.subject)) for one in told]
 
 
 def kind_of(what: str) -> Kind | None:

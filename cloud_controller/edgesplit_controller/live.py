@@ -71,6 +71,7 @@ class Hub:
         self._mailboxes: set[Mailbox] = set()
         self._reading: asyncio.Task[None] | None = None
         self._begun = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
 
     @property
@@ -88,6 +89,7 @@ class Hub:
         return self._follow(Mailbox(groups), allowed)
 
     async def _follow(self, mailbox: Mailbox, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+        self._loop = asyncio.get_running_loop()
         self._mailboxes.add(mailbox)
         try:
             await self._ensure_reading()
@@ -105,8 +107,12 @@ class Hub:
         finally:
             self._mailboxes.discard(mailbox)
 
-    def stop(self) -> None:
-        """End every stream. Called on the hub's loop."""
+    def stop_soon(self) -> None:
+        """End every stream. From any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
         self._ended = True
         if self._reading is not None:
             self._reading.cancel()

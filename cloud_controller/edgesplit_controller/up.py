@@ -332,6 +332,7 @@ def _api(
 
     def end() -> None:
         server.should_exit = True
+        app.state.hub.stop_soon()  # pages that are open would hold the server
         thread.join(10)
 
     stack.callback(end)

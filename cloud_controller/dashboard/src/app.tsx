@@ -18,7 +18,7 @@ export function App() {
   const who = useCell(session);
   const [failed, setFailed] = useState<Error | null>(null);
   const [attempt, setAttempt] = useState(0);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `attempt` is what makes it begin again
+  // `attempt` is what makes it begin again
   useEffect(() => {
     setFailed(null);
     begin().catch((error: Error) => setFailed(error));

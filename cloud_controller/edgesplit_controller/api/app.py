@@ -18,11 +18,14 @@ import edgesplit
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.seen.ledger import Ledger
-from edgesplit_controller.api import deployments, devices, enrolment, keys, models, telemetry
+from edgesplit_controller.api import deployments, devices, enrolment, keys, live, models, pages, telemetry, views
 from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
 from edgesplit_controller.api.work import Heavy
+from edgesplit_controller.assets import load_assets
 from edgesplit_controller.bounds import BodyBounds, RateLimit
+from edgesplit_controller.changes import Changes
 from edgesplit_controller.controller import Controller
+from edgesplit_controller.live import Hub
 from edgesplit_controller.metrics import CountedRequests
 
 JSON_BYTES = 1_000_000
@@ -38,6 +41,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     devices.viewers,
     devices.operators,
     telemetry.viewers,
+    views.viewers,
+    live.viewers,
+    pages.everybody,
 )
 
 
@@ -55,6 +61,8 @@ def create_app(
     app.state.controller, app.state.heavy, app.state.token = controller, heavy, token.encode()
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
+    changes = Changes(controller.database, stale_after_s=controller.devices.stale_after_s)
+    app.state.hub, app.state.assets = Hub(changes.begin, changes.read), load_assets()
     lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
     bounds = {
         "/v1/models": model_bytes,

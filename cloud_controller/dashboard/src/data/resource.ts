@@ -21,7 +21,7 @@ export function useResource<T>(path: string | null, about: (change: Subject) => 
   const [asked, setAsked] = useState(0);
   const again = useCallback(() => setAsked((count) => count + 1), []);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `asked` is what makes it read again
+  // `asked` is what makes it read again
   useEffect(() => {
     if (path === null) return;
     const aborted = new AbortController();
@@ -37,7 +37,7 @@ export function useResource<T>(path: string | null, about: (change: Subject) => 
     return () => aborted.abort();
   }, [path, asked]);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another path is another thing to show
+  // another path is another thing to show
   useEffect(() => {
     setData(null);
     setError(null);

@@ -18,7 +18,7 @@ export function DevicePage({ name }: { name: string }) {
     (change.kind === "device" || change.kind === "alert") && change.subject === name;
   const encoded = encodeURIComponent(name);
   const { data, error, again } = useResource<Device>(`/v1/devices/${encoded}`, own);
-  const told = useResource<Telemetry[]>(`/v1/devices/${encoded}/telemetry?newest=360`, own);
+  const told = useResource<Telemetry[]>(`/v1/telemetry/${encoded}?newest=360`, own);
   const curves = useResource<DeviceCurves[]>(`/v1/views/devices/${encoded}/curves`, own);
   const events = useResource<Event[]>(`/v1/views/devices/${encoded}/events`, own);
   const [model, setModel] = useState("");

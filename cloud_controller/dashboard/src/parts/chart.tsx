@@ -52,7 +52,7 @@ export function Chart(props: ChartProps) {
     theme,
   ]);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: a chart is made anew where its shape changes
+  // a chart is made anew where its shape changes
   useEffect(() => {
     const element = place.current;
     if (element === null) return;

@@ -22,9 +22,9 @@ export function Shell({ children }: { children: ComponentChildren }) {
   const here = parts[0] === "devices" ? "" : (parts[0] ?? "");
   return (
     <>
-      <a class="skip" href="#main" onClick={skip}>
+      <button type="button" class="skip" onClick={() => document.getElementById("main")?.focus()}>
         Skip to the page
-      </a>
+      </button>
       <header class="top">
         <a class="brand" href={to()}>
           edgesplit
@@ -73,10 +73,4 @@ function Live() {
       {words}
     </output>
   );
-}
-
-/** The address of the page is in the fragment, so that a plain link to `#main` would leave it. */
-function skip(event: MouseEvent): void {
-  event.preventDefault();
-  document.getElementById("main")?.focus();
 }

@@ -69,7 +69,7 @@ export function VirtualTable<Row, Key extends string>(props: Props<Row, Key>) {
     >
       {/* biome-ignore lint/a11y/useFocusableInteractive: the links and buttons in rows take the focus */}
       {/* biome-ignore lint/a11y/useSemanticElements: as above */}
-      <div class="grid-row head" role="row" aria-rowindex={1} style={{ gridTemplateColumns: props.template }}>
+      <div class="grid-row head" role="row" aria-rowindex={1} style={{ "--columns": props.template }}>
         {columns.map((column) => (
           <Head key={column.key} column={column} sort={props.sort} onSort={props.onSort} />
         ))}
@@ -88,7 +88,7 @@ export function VirtualTable<Row, Key extends string>(props: Props<Row, Key>) {
               aria-rowindex={index + 2}
               data-index={index}
               style={{
-                gridTemplateColumns: props.template,
+                "--columns": props.template,
                 transform: `translateY(${index * height}px)`,
                 height: `${height}px`,
               }}
