@@ -6,7 +6,7 @@ Calls that measure, plan, cut or sign are marked heavy: the API runs them one at
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_prof
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing, signature
-from edgesplit_controller.shown import shown_claim, shown_deployment, shown_device, shown_event, shown_model
+from edgesplit_controller.shown import narrowed, shown_claim, shown_deployment, shown_device, shown_event, shown_model
 from edgesplit_controller.signing import Signing
 
 
@@ -112,6 +112,10 @@ class Controller:
     addresses: Addresses
     signing: Signing
     exporting: Exporting
+
+    def within(self, groups: frozenset[str] | None) -> Controller:
+        """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
+        return replace(self, devices=self.devices.within(groups))
 
     # ---- models -----------------------------------------------------------------------------------------------
 
@@ -219,8 +223,10 @@ class Controller:
         return {"deployment": number, **_planned(digest, model, sorted(names), manifest)}
 
     def deployments(self) -> list[dict[str, Any]]:
-        """Every deployment, oldest first."""
-        return [shown_deployment(row) for row in self.director.deployments()]
+        """Every deployment, oldest first; of each only the devices that exist for who asks."""
+        mine = self._mine()
+        shown = [shown_deployment(row) for row in self.director.deployments()]
+        return shown if mine is None else [within for one in shown if (within := narrowed(one, mine))]
 
     def releases(self) -> list[dict[str, Any]]:
         """Every release, oldest first."""
@@ -312,6 +318,8 @@ class Controller:
 
     def lead(self, targets: Sequence[str], gateway: str, link: str = "") -> dict[str, Any]:
         """Let devices offload through a gateway, or with `none` to the cloud."""
+        if gateway != "none" and self.devices.groups is not None and self.devices.open_claim(gateway) is None:
+            self.devices.get(gateway)
         led = self.gateways.lead(self.devices.select(targets), gateway, link)
         self.settle()
         return {"devices": led, "gateway": None if gateway == "none" else gateway}
@@ -386,10 +394,18 @@ class Controller:
         return self.devices.history(name, newest)
 
     def events(self, newest: int) -> list[dict[str, Any]]:
-        """The newest events, oldest first."""
+        """The newest events, oldest first; who is for some groups sees those of their devices."""
+        mine = self._mine()
+        wanted = select(Event).order_by(Event.id.desc()).limit(newest)
+        if mine is not None:
+            wanted = wanted.where(Event.what.like("device.%"), Event.subject.in_(mine))
         with self.database.read() as session:
-            rows = session.scalars(select(Event).order_by(Event.id.desc()).limit(newest)).all()
+            rows = session.scalars(wanted).all()
         return [shown_event(row) for row in reversed(rows)]
+
+    def _mine(self) -> frozenset[str] | None:
+        """The names of the devices that exist for who asks; None: of all there are and were."""
+        return None if self.devices.groups is None else frozenset(device.name for device in self.devices.all())
 
 
 def links_by_class(devices: Sequence[Device], link: str) -> dict[str, Link]:

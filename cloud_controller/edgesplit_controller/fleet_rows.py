@@ -26,16 +26,14 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def fleet_rows(
-    database: Database, devices: Devices, *, names: Collection[str] = (), groups: Collection[str] | None = None
-) -> list[dict[str, Any]]:
-    """A row per device, by name: those named, or all; of these groups, or all. Open claims among them."""
+def fleet_rows(database: Database, devices: Devices, *, names: Collection[str] = ()) -> list[dict[str, Any]]:
+    """A row per device that exists for who asks, by name: those named, or all. Open claims among them."""
     wanted = select(Device).options(load_only(*_COLUMNS)).order_by(Device.name)
     told = select(Desired.device, Desired.model, Desired.release)
     if names:
         wanted, told = wanted.where(Device.name.in_(names)), told.where(Desired.device.in_(names))
-    if groups is not None:
-        wanted = wanted.where(Device.group.in_(groups))
+    if devices.groups is not None:
+        wanted = wanted.where(Device.group.in_(devices.groups))
     desired: defaultdict[str, dict[str, str]] = defaultdict(dict)
     with database.read() as session:
         rows = session.scalars(wanted).all()
@@ -43,13 +41,7 @@ def fleet_rows(
             desired[device][model] = release
     there = {row.name for row in rows}
     claims = [] if names and set(names) <= there else devices.open_claims()
-    waiting = [
-        claim
-        for claim in claims
-        if claim.device not in there
-        and (not names or claim.device in names)
-        and (groups is None or claim.group in groups)
-    ]
+    waiting = [claim for claim in claims if claim.device not in there and (not names or claim.device in names)]
     return [
         *(fleet_row(row, devices.state(row), desired[row.name]) for row in rows),
         *(_claimed(claim.device, claim.device_class, claim.group, claim.labels) for claim in waiting),

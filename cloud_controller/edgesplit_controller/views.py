@@ -23,14 +23,12 @@ from edgesplit_controller.shown import shown_event, shown_model
 NEWEST_RELEASES = 12
 
 
-def fleet(
-    controller: Controller, *, names: Collection[str] = (), groups: Collection[str] | None = None
-) -> dict[str, Any]:
+def fleet(controller: Controller, *, names: Collection[str] = ()) -> dict[str, Any]:
     """A line per device, and by when a silent one is stale."""
     return {
         "now": time.time(),
         "stale_after_s": controller.devices.stale_after_s,
-        "devices": fleet_rows(controller.database, controller.devices, names=names, groups=groups),
+        "devices": fleet_rows(controller.database, controller.devices, names=names),
     }
 
 

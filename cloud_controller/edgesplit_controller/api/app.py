@@ -1,5 +1,5 @@
-"""The HTTP API: JSON over TLS. The operator's certificate and token on all but health, enrolment and renewal.
-docs/protocol.md lists it.
+"""The HTTP API: JSON over TLS. An operator's certificate and token, or a browser's session, on all but health, logging
+in, enrolment and renewal (`access`). docs/openapi.json describes it.
 
 Promises: bodies are bounded before they are read, errors are `{"error": text, "kind": name}` with the status of their
 kind, and heavy work runs one at a time in a thread of its own, so that nothing else waits for it. What the calls do is
@@ -9,6 +9,7 @@ kind, and heavy work runs one at a time in a thread of its own, so that nothing 
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -18,13 +19,29 @@ import edgesplit
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.seen.ledger import Ledger
-from edgesplit_controller.api import deployments, devices, enrolment, keys, live, models, pages, telemetry, views
+from edgesplit_controller.api import (
+    audit,
+    deployments,
+    devices,
+    enrolment,
+    keys,
+    live,
+    models,
+    operators,
+    pages,
+    sessions,
+    telemetry,
+    views,
+)
 from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
+from edgesplit_controller.api.auditing import Audited
+from edgesplit_controller.api.hygiene import Hygiene
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.assets import load_assets
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.changes import Changes
 from edgesplit_controller.controller import Controller
+from edgesplit_controller.gate import Gate
 from edgesplit_controller.live import Hub
 from edgesplit_controller.metrics import CountedRequests
 
@@ -32,14 +49,24 @@ JSON_BYTES = 1_000_000
 SAMPLES_BYTES = 128 * 2**20
 ROUTERS: tuple[APIRouter, ...] = (
     enrolment.everybody,
+    enrolment.gateways,
+    sessions.everybody,
+    sessions.viewers,
+    sessions.certified,
+    operators.admins,
+    operators.certified,
+    audit.admins,
     models.viewers,
     models.operators,
+    models.certified,
     deployments.viewers,
     deployments.operators,
+    deployments.certified,
     keys.viewers,
     keys.admins,
     devices.viewers,
     devices.operators,
+    devices.certified,
     telemetry.viewers,
     views.viewers,
     live.viewers,
@@ -48,9 +75,15 @@ ROUTERS: tuple[APIRouter, ...] = (
 
 
 def create_app(
-    controller: Controller, token: str, *, model_bytes: int, heavy: Heavy, ledger: Ledger | None = None
+    controller: Controller,
+    gate: Gate,
+    *,
+    hosts: Collection[str],
+    model_bytes: int,
+    heavy: Heavy,
+    ledger: Ledger | None = None,
 ) -> FastAPI:
-    """The API over one controller."""
+    """The API over one controller; `hosts`: names and addresses by which it is reached."""
     app = FastAPI(
         title="edgesplit controller",
         version=edgesplit.__version__,
@@ -58,7 +91,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.controller, app.state.heavy, app.state.token = controller, heavy, token.encode()
+    app.state.controller, app.state.heavy, app.state.gate = controller, heavy, gate
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
     changes = Changes(controller.database, stale_after_s=controller.devices.stale_after_s)
@@ -71,7 +104,9 @@ def create_app(
         "/keys/renewed": lists,
     }
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
+    app.add_middleware(Audited, gate=gate)
     app.add_middleware(CountedRequests, ledger=ledger or Ledger())
+    app.add_middleware(Hygiene, hosts=hosts)
     app.add_exception_handler(EdgeError, on_edge_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)

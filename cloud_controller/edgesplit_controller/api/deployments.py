@@ -8,23 +8,26 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from edgesplit_controller.api.access import operator_routes, viewer_routes
+from edgesplit_controller.api.access import about, operator_routes, viewer_routes
 from edgesplit_controller.api.bodies import DeployBody, PlanBody, SignedBody
 from edgesplit_controller.api.work import controller_of, heavily
 
 viewers = viewer_routes()
 operators = operator_routes()
+certified = operator_routes(certificate=True)
 
 
 @operators.post("/plans")
 async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
     """Plan a model for a device profile and a link."""
+    about(request, body.model)
     return await heavily(request, controller_of(request).plan, body.model, body.device, body.link or "", body.wish())
 
 
 @operators.post("/deployments")
 async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
     """Plan, cut, sign, and tell the devices."""
+    about(request, body.model, *body.to[:8])
     deploy = partial(controller_of(request).deploy, recut=body.recut, elsewhere=body.elsewhere, now=body.now)
     return await heavily(request, deploy, body.model, body.to, body.link or "", body.wish())
 
@@ -32,6 +35,7 @@ async def deploy(request: Request, body: DeployBody) -> dict[str, Any]:
 @operators.post("/deployments/signed")
 async def deploy_signed(request: Request, body: SignedBody) -> dict[str, Any]:
     """Publish what was prepared and signed elsewhere, and tell the devices."""
+    about(request, body.model, *body.to[:8])
     deploy = partial(controller_of(request).deploy_signed, now=body.now)
     return await heavily(request, deploy, body.model, body.to, body.wish(), body.release, body.next_targets.encode())
 
@@ -54,7 +58,7 @@ def halves(request: Request, reference: str) -> dict[str, Any]:
     return controller_of(request).exporting.halves(reference)
 
 
-@operators.get("/releases/{reference}/half")
+@certified.get("/releases/{reference}/half")
 async def half(request: Request, reference: str, device_class: str, row: str, decrypt: bool = False) -> Response:
     """One of them as an ONNX file."""
     export = partial(controller_of(request).exporting.half, decrypt=decrypt)

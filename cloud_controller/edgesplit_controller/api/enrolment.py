@@ -10,15 +10,18 @@ from fastapi.responses import Response
 import edgesplit
 from edgesplit.errors import Busy
 from edgesplit.identity import Renewal
-from edgesplit_controller.api.access import open_routes
+from edgesplit_controller.api.access import about, open_routes
 from edgesplit_controller.api.bodies import EnrolBody, GatewayBody, RenewBody
 from edgesplit_controller.api.reading import from_base64
 from edgesplit_controller.api.work import controller_of
 from edgesplit_controller.bounds import RateLimit
 from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.refusals import Forbidden
+from edgesplit_controller.throttle import place_of
 
 everybody = open_routes()
+gateways = open_routes(audited=False)
+"""They ask every few seconds."""
 
 
 @everybody.get("/health")
@@ -33,7 +36,9 @@ def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     _not_too_often(request)
     key = from_base64(body.encryption_key, "encryption_key")
     signature = from_base64(body.encryption_signature, "encryption_signature")
-    return controller_of(request).enrol(body.token, body.csr_pem, key, signature)
+    enrolled = controller_of(request).enrol(body.token, body.csr_pem, key, signature)
+    about(request, enrolled["device"])
+    return enrolled
 
 
 @everybody.post("/renew")
@@ -42,13 +47,15 @@ def renew(request: Request, body: RenewBody) -> dict[str, Any]:
     _not_too_often(request)
     peer: Peer | None = request.scope.get(SCOPE)
     signature = from_base64(body.signature, "signature")
-    return controller_of(request).renew(
+    renewed = controller_of(request).renew(
         Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
         shown_serial=peer.serial if peer else None,
     )
+    about(request, renewed["device"])
+    return renewed
 
 
-@everybody.post("/gateway/certificate")
+@gateways.post("/gateway/certificate")
 def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
     """A gateway gets a certificate for its server, over a connection that shows its own."""
     _not_too_often(request)
@@ -56,7 +63,7 @@ def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
     return controller_of(request).gateway_certificate(peer.name, peer.serial, body.csr_pem)
 
 
-@everybody.post("/gateway/revoked")
+@gateways.post("/gateway/revoked")
 def revoked_for(request: Request) -> Response:
     """The revocation list, for a gateway's server to go by."""
     peer = _shown(request)
@@ -72,5 +79,5 @@ def _shown(request: Request) -> Peer:
 
 def _not_too_often(request: Request) -> None:
     limit: RateLimit = request.app.state.enrolments
-    if not limit.allow(request.client.host if request.client else "?"):
+    if not limit.allow(place_of(request.client.host if request.client else "?")):
         raise Busy("too many enrolments from this address; try again in a few seconds")

@@ -8,20 +8,22 @@ from fastapi import Query, Request
 from fastapi.responses import FileResponse
 
 from edgesplit.errors import Busy, UsageError
-from edgesplit_controller.api.access import operator_routes, viewer_routes
+from edgesplit_controller.api.access import about, operator_routes, viewer_routes
 from edgesplit_controller.api.bodies import ProfileBody, SamplesBody
 from edgesplit_controller.api.reading import from_base64, parse_bindings, receive
 from edgesplit_controller.api.work import controller_of, heavily
 
 viewers = viewer_routes()
 operators = operator_routes()
+certified = operator_routes(certificate=True)
 
 
-@operators.post("/models")
+@certified.post("/models")
 async def push_model(
     request: Request, name: str, input: str = "", bind: Annotated[list[str] | None, Query()] = None
 ) -> dict[str, Any]:
     """The body is the model file."""
+    about(request, name)
     bindings = parse_bindings(bind or [])
     controller = controller_of(request)
     if not request.app.state.pushing.acquire(blocking=False):
@@ -49,13 +51,13 @@ def model(request: Request, reference: str) -> dict[str, Any]:
     return controller_of(request).model(reference)
 
 
-@operators.get("/models/{reference}/file")
+@certified.get("/models/{reference}/file")
 def model_file(request: Request, reference: str) -> FileResponse:
     """The file as it was pushed."""
     return FileResponse(controller_of(request).file(reference, optimised=False), media_type="application/octet-stream")
 
 
-@operators.get("/models/{reference}/optimised")
+@certified.get("/models/{reference}/optimised")
 def optimised_file(request: Request, reference: str) -> FileResponse:
     """The file that is measured and cut."""
     return FileResponse(controller_of(request).file(reference, optimised=True), media_type="application/octet-stream")

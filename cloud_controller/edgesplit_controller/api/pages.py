@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from edgesplit.errors import NotFound
-from edgesplit_controller.assets import PAGE, SAFE, Asset
+from edgesplit_controller.api.access import page_routes
+from edgesplit_controller.assets import PAGE, Asset
 
-everybody = APIRouter()
+everybody = page_routes()
 A_YEAR = "public, max-age=31536000, immutable"
 ASK_FIRST = "no-cache"
 
@@ -37,7 +38,7 @@ def _sent(request: Request, path: str) -> Response:
     if found is None:
         raise NotFound("there is no such file")
     lasting = A_YEAR if found.lasting else ASK_FIRST
-    headers = {**SAFE, "etag": found.etag, "cache-control": lasting, "vary": "accept-encoding"}
+    headers = {"etag": found.etag, "cache-control": lasting, "vary": "accept-encoding"}
     if request.headers.get("if-none-match") == found.etag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
