@@ -32,7 +32,7 @@ def curves(plan: Plan, now: Link | None = None) -> dict[str, Any]:
         "device_class": plan.device_class,
         "objective": plan.objective,
         "unit": _unit(plan),
-        "basis": plan.basis,
+        "basis": plan.basis.rstrip(":"),
         "fallback": plan.fallback,
         "limits": plan.limits,
         "tiers": list(plan.tiers or ("device", "cloud")),

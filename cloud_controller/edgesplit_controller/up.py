@@ -123,7 +123,9 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     data = settings.data
     authority = Authority(data / "keys")
     names = settings.certificate_hosts
-    credentials = {name: authority.issue_server(name, names) for name in (API, "broker", OFFLOAD)}
+    credentials = {
+        name: authority.issue_server(name, names, to_browsers=name == API) for name in (API, "broker", OFFLOAD)
+    }
     write_durably(data / "ca.pem", authority.ca_pem.encode())
     repository = Repository(data / "tuf")
     rotation = Rotation(repository)

@@ -42,7 +42,7 @@ async function begin(): Promise<void> {
   history.replaceState(null, "", location.pathname);
   route.value = { parts: [], query: new URLSearchParams() };
   try {
-    await signIn({ code });
+    await signIn(code);
   } catch (error) {
     await resume();
     throw error;

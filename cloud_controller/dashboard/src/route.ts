@@ -19,7 +19,7 @@ export function to(...parts: string[]): string {
 
 /** The one-time code with which `edgectl dashboard` opens the page. */
 export function loginCode(hash: string): string | null {
-  return new URLSearchParams(hash.replace(/^#\/?/, "")).get("code");
+  return new URLSearchParams(hash.replace(/^#\/?/, "")).get("login");
 }
 
 export const route = new Cell<Route>(parsed(location.hash));

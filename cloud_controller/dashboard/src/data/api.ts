@@ -26,13 +26,19 @@ export function whenSignedOut(act: () => void): void {
   onSignedOut = act;
 }
 
-export async function call<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
+interface More {
+  signal?: AbortSignal | undefined;
+  token?: string;
+}
+
+export async function call<T>(method: string, path: string, body?: unknown, more: More = {}): Promise<T> {
   const headers: Record<string, string> = { Accept: "application/json" };
+  if (more.token !== undefined) headers.Authorization = `Bearer ${more.token}`;
   if (method !== "GET" && csrf !== "") headers["X-CSRF-Token"] = csrf;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const init: RequestInit = { method, headers, credentials: "same-origin", cache: "no-store" };
   if (body !== undefined) init.body = JSON.stringify(body);
-  if (signal !== undefined) init.signal = signal;
+  if (more.signal !== undefined) init.signal = more.signal;
   let answer: Response;
   try {
     answer = await fetch(path, init);
@@ -47,12 +53,12 @@ export async function call<T>(method: string, path: string, body?: unknown, sign
 async function refusal(answer: Response): Promise<Refused> {
   const told: unknown = await answer.json().catch(() => null);
   const said = typeof told === "object" && told !== null ? (told as Record<string, unknown>) : {};
-  if (answer.status === 401) onSignedOut();
+  if (answer.status === 401 && !answer.url.endsWith("/v1/session")) onSignedOut();
   const text = typeof said.error === "string" ? said.error : `the controller answered ${answer.status}`;
   return new Refused(answer.status, text, typeof said.kind === "string" ? said.kind : "");
 }
 
-export const get = <T>(path: string, signal?: AbortSignal): Promise<T> => call<T>("GET", path, undefined, signal);
+export const get = <T>(path: string, signal?: AbortSignal): Promise<T> => call<T>("GET", path, undefined, { signal });
 export const post = <T>(path: string, body: unknown = {}): Promise<T> => call<T>("POST", path, body);
 
 /** A path of names that others chose. */

@@ -7,7 +7,7 @@ export interface Session {
   operator: string;
   role: Role;
   groups: string[] | null;
-  csrf: string;
+  csrf: string | null;
 }
 
 export interface Cause {
@@ -208,4 +208,58 @@ export interface Event {
   what: string;
   subject: string;
   detail: Record<string, unknown>;
+}
+
+export interface Stage {
+  number: number;
+  asked: string;
+  devices: number;
+  began: number | null;
+  states: Record<string, number>;
+  succeeded: number;
+  failures: number;
+  open: number;
+  needs_approval: boolean;
+}
+
+export interface Failure {
+  kind: string;
+  count: number;
+  example: string;
+  devices: string[];
+}
+
+export interface Rollout {
+  id: number;
+  state: string;
+  why: string;
+  waits_for: string;
+  model: string;
+  release: string;
+  targets: string[];
+  who: string;
+  created: number;
+  began: number | null;
+  ended: number | null;
+  following: boolean;
+  superseded_by: number | null;
+  stage: number;
+  devices: number;
+  states: Record<string, number>;
+  stages: Stage[];
+  failures: Failure[];
+  terms: Record<string, unknown>;
+}
+
+export interface RolloutDevice {
+  device: string;
+  position: number;
+  stage: number;
+  state: string;
+  cause: string;
+  kind: string;
+  previous: string | null;
+  told_at: number | null;
+  ran_at: number | null;
+  goes_back: boolean;
 }

@@ -61,7 +61,7 @@ export function FleetPage() {
             href={(row) => to("devices", row.name)}
             sort={sort}
             onSort={choose}
-            template="6.5rem minmax(8rem, 2fr) minmax(5rem, 1fr) minmax(7rem, 1fr) minmax(9rem, 1.6fr) minmax(5rem, 0.8fr) 5rem 5rem 5rem 5rem"
+            template="5.5rem minmax(9rem, 1.5fr) minmax(4rem, 0.6fr) minmax(11.5rem, 1.1fr) minmax(9rem, 1.2fr) minmax(6rem, 1.7fr) 4.5rem 4.5rem 3.5rem 3.5rem"
           />
         )}
       </section>
@@ -330,7 +330,7 @@ function Causes({ row }: { row: FleetRow }) {
 function Old({ row, children }: { row: FleetRow; children: string }) {
   if (row.requests === 0 && row.p95_s === null) return <span class="faint">{NONE}</span>;
   return row.state === "online" ? (
-    <>{children}</>
+    <span>{children}</span>
   ) : (
     <span class="old" title="its last word, not of now">
       {children}

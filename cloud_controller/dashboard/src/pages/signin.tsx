@@ -2,6 +2,12 @@ import { useState } from "preact/hooks";
 import { signIn } from "../data/session";
 import { ThemeSwitch } from "../parts/theme";
 
+/** The code itself, or the address that it stands in. An operator's token is good too, where the browser shows the
+ *  operator's certificate. */
+export function secretIn(text: string): string {
+  return text.trim().replace(/^.*#login=/, "");
+}
+
 export function SignInPage({ failed }: { failed: Error | null }) {
   const [token, setToken] = useState("");
   const [error, setError] = useState<Error | null>(failed);
@@ -11,7 +17,7 @@ export function SignInPage({ failed }: { failed: Error | null }) {
     setBusy(true);
     setError(null);
     try {
-      await signIn({ token: token.trim() });
+      await signIn(secretIn(token));
     } catch (reason) {
       setError(reason as Error);
     }
@@ -21,11 +27,11 @@ export function SignInPage({ failed }: { failed: Error | null }) {
     <main class="signin" id="main">
       <h1>edgesplit</h1>
       <p>
-        <code>edgectl dashboard</code> opens this page with a code that signs you in once. Or give your operator's
-        token:
+        Type <code>edgectl dashboard</code> in a terminal: it opens this page and signs you in. From another machine,
+        give the address or the code that it prints, within two minutes:
       </p>
       <form onSubmit={(event) => void go(event)}>
-        <label for="token">Token</label>
+        <label for="token">Code</label>
         <input
           id="token"
           type="password"

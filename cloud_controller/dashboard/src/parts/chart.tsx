@@ -24,6 +24,8 @@ export interface Axis {
   format: (value: number) => string;
   logarithmic?: boolean;
   least?: number;
+  /** Shown with so much room above and below, instead of from nought. */
+  around?: number;
 }
 
 export interface ChartProps {
@@ -88,21 +90,27 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
     grid,
     ticks: { show: false },
     font,
-    size: 52,
+    size: 58,
+    ...(one.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
     values: (_, values) => values.map((value) => (value === null ? "" : one.format(value))),
   });
   const scale = (one: Axis): uPlot.Scale =>
     one.logarithmic
       ? { distr: 3, range: (_, low, high) => [low / 1.15, high * 1.15] }
-      : { range: (_, low, high) => ranged(one.least, low, high) };
+      : { range: (_, low, high) => ranged(one, low, high) };
   return {
     width,
     height: height ?? 180,
     padding: [10, rightAxis === undefined ? 12 : 0, 0, 0],
     legend: { live: true },
+    focus: { alpha: 1 },
     cursor: { points: { size: 6 }, drag: { x: false, y: false } },
     scales: {
-      x: xAxis.time ? { time: true } : xAxis.logarithmic ? { time: false, distr: 3 } : { time: false },
+      x: {
+        time: xAxis.time === true,
+        range: (_, low, high) => [low, high],
+        ...(xAxis.logarithmic ? { distr: 3 as const } : {}),
+      },
       y: scale(yAxis),
       ...(rightAxis === undefined ? {} : { right: scale(rightAxis) }),
     },
@@ -112,7 +120,8 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
         grid: { show: false },
         ticks: { show: true, stroke: css("--grid"), size: 4 },
         font,
-        ...(xAxis.time ? {} : { values: (_, values) => values.map((one) => (one === null ? "" : xAxis.format(one))) }),
+        ...(xAxis.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
+        values: (_, values) => values.map((one) => (one === null ? "" : tick(one, values, xAxis))),
       },
       { ...axis(yAxis), scale: "y" },
       ...(rightAxis === undefined
@@ -123,7 +132,12 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
       { label: xAxis.time ? "at" : "", value: (_, value) => (value === null ? "" : at(value, xAxis)) },
       ...lines.map((line, place) => series(props, line, place)),
     ],
-    hooks: { draw: [(plot) => mark(plot, props.current.point)] },
+    hooks: {
+      draw: [(plot) => mark(plot, props.current.point)],
+      ready: [tellNewest],
+      setData: [tellNewest],
+      setCursor: [(plot) => (plot.cursor.left ?? -1) < 0 && tellNewest(plot)],
+    },
   };
 }
 
@@ -150,10 +164,36 @@ function at(value: number, axis: ChartProps["xAxis"]): string {
   return axis.time ? new Date(value * 1000).toLocaleTimeString("en-GB") : axis.format(value);
 }
 
-/** From nought unless that would flatten everything; with a little air above. */
-function ranged(least: number | undefined, low: number | null, high: number | null): [number, number] {
+/** While nobody points at a moment, the legend says the newest figures. */
+function tellNewest(plot: uPlot): void {
+  if (plot.data[0].length > 0) plot.setLegend({ idx: plot.data[0].length - 1 }, false);
+}
+
+/** One, two and five of each power of ten. */
+export function steps(low: number, high: number): number[] {
+  const found: number[] = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
+    for (const base of [1, 2, 5]) found.push(base * 10 ** power);
+  }
+  return found.filter((one) => one >= low && one <= high);
+}
+
+function tick(value: number, all: number[], axis: ChartProps["xAxis"]): string {
+  if (!axis.time) return axis.format(value);
+  const date = new Date(value * 1000);
+  const apart = (all[1] ?? value) - (all[0] ?? value);
+  const two = (part: number) => String(part).padStart(2, "0");
+  if (apart >= 86_400) return `${date.getDate()}.${date.getMonth() + 1}.`;
+  const minutes = `${two(date.getHours())}:${two(date.getMinutes())}`;
+  return apart > 0 && apart < 60 ? `${minutes}:${two(date.getSeconds())}` : minutes;
+}
+
+/** From nought, or from the least asked for, with a little air above; around what there is where a nought says
+ *  nothing. */
+function ranged(axis: Axis, low: number | null, high: number | null): [number, number] {
+  if (axis.around !== undefined && low !== null && high !== null) return [low - axis.around, high + axis.around];
   const top = high === null || high <= 0 ? 1 : high * 1.08;
-  return [least ?? Math.min(0, low ?? 0), top];
+  return [axis.least ?? Math.min(0, low ?? 0), top];
 }
 
 function mark(plot: uPlot, point: ChartProps["point"]): void {

@@ -86,7 +86,7 @@ export function PowerChart({ told, model, note }: Props) {
           x={made.at}
           xAxis={TIME}
           yAxis={{ format: (value) => `${figure(value)} W`, least: 0 }}
-          rightAxis={{ format: (value) => `${figure(value)} °C` }}
+          rightAxis={{ format: (value) => `${figure(value)} °C`, around: 8 }}
           lines={[
             { label: "power", colour: "cut2", values: made.watts, width: 1.75 },
             { label: "temperature", colour: "warn", values: made.celsius, scale: "right", dashed: true },
