@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -119,7 +119,10 @@ class Browser:
                 return None
 
         waiting: WebDriverWait[Any] = WebDriverWait(self.driver, PATIENCE_S, poll_frequency=0.05)
-        found: T = waiting.until(asked, f"never came: {what}\n{self.text()[:2_000]}")  # type: ignore[assignment]
+        try:
+            found: T = waiting.until(asked)  # type: ignore[assignment]
+        except TimeoutException:
+            raise AssertionError(f"never came: {what}\n{self.text()[:2_000]}") from None
         return found
 
     def run(self, script: str, *arguments: Any) -> Any:

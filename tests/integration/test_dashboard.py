@@ -208,7 +208,7 @@ def test_a_page_that_lost_the_controller_says_so_and_comes_back(dashboard: Dashb
     with dashboard.database.write() as session:
         session.execute(update(Device).where(Device.name == name).values(group="moved"))
     assert dashboard.up.start() == "ready"
-    browser.wait("live again", lambda: browser.text(".live").split()[-1] == "live")
+    browser.wait("live again", lambda: browser.text(".live").endswith("●live"))
     browser.one("#filter").send_keys(name)
     browser.shows("moved", ".grid-row[data-index='0']")
     browser.problems()  # the console told of the lost connection
