@@ -96,7 +96,8 @@ class Changes:
         told = [Change(kind, subject) for what, subject in reversed(fresh) if (kind := kind_of(what)) is not None]
         about = {one.subject for one in told if one.kind in ("device", "alert")}
         known = select(Device.name, Device.group).where(Device.name.in_(about))
-        groups: dict[str, str] = dict(session.execute(known).tuples().all()) if about else {}
+        rows = session.execute(known).all() if about else []
+        groups = {row.name: row.group for row in rows}
         return [msgspec.structs.replace(one, group=groups.get(one.subject)) for one in told]
 
 
