@@ -83,7 +83,7 @@ def model(controller: Controller, reference: str) -> dict[str, Any]:
         releases = session.scalars(of_model.limit(NEWEST_RELEASES)).all()
         digests = [row.digest for row in releases]
         counted = select(Desired.release, func.count()).where(Desired.release.in_(digests)).group_by(Desired.release)
-        wanted = Counter({digest: number for digest, number in session.execute(counted)})
+        wanted = Counter({row[0]: row[1] for row in session.execute(counted)})
     shown = [(row, _manifest(controller, row.digest)) for row in releases]
     return {
         **shown_model(found),
