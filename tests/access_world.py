@@ -22,7 +22,7 @@ from edgesplit_controller.audit import Audit
 from edgesplit_controller.bounds import RateLimit
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.callers import OWNER, Caller, Role
-from edgesplit_controller.database import Database, Device
+from edgesplit_controller.database import Database, Device, Table
 from edgesplit_controller.gate import Gate
 from edgesplit_controller.operators import Operators, OperatorWish
 from edgesplit_controller.peers import SCOPE, Peer
@@ -88,26 +88,34 @@ class World:
         (folder / "offload" / "root.json").write_bytes(repository.root_bytes)
         self.controller, _, _ = _assemble(Settings(data=folder), authority, repository, Rotation(repository), stack)
         self.database: Database = self.controller.database
-        own = Authority(folder / "keys" / "operators")
-        self.operators = Operators(
-            self.database,
-            lambda csr, name, expires: own.sign_operator(csr, f"operator:{name}", None),
-            now=self.clock,
-        )
-        self.operators.adopt_owner(OWNER_TOKEN, OWNER_SERIAL)
-        self.audit = Audit(self.database, now=self.clock)
-        self.gate = Gate(
-            self.operators,
-            Sessions(self.database, self.operators, now=self.clock),
-            self.audit,
-            calls=RateLimit(per_s=calls, burst=calls),
-        )
-        self.app = create_app(self.controller, self.gate, hosts=[HOST], model_bytes=2_000_000, heavy=Heavy())
+        self._authority = Authority(folder / "keys" / "operators")
         self._key = load_or_make_key(folder / "person.key")
         self._loop = asyncio.new_event_loop()
         stack.callback(self._loop.close)
         self.csr = certificate_request(self._key, "somebody").decode()
         self.owner = Person(OWNER, OWNER_TOKEN, Peer(OWNER, OWNER_SERIAL))
+        self.fresh(calls=calls)
+
+    def fresh(self, *, calls: int = 10**9) -> World:
+        """Nobody but the owner, no device, nothing counted; the audit log begins here for `lines`."""
+        with self.database.write() as session:
+            for table in reversed(Table.metadata.sorted_tables):
+                if not table.name.startswith("audit"):
+                    session.execute(table.delete())
+        self.operators = Operators(
+            self.database,
+            lambda csr, name, _: self._authority.sign_operator(csr, f"operator:{name}", None),
+            now=self.clock,
+        )
+        self.operators.adopt_owner(OWNER_TOKEN, OWNER_SERIAL)
+        self.audit = Audit(self.database, now=self.clock)
+        self._before = self.audit.head()[0]
+        sessions = Sessions(self.database, self.operators, now=self.clock)
+        self.gate = Gate(self.operators, sessions, self.audit, calls=RateLimit(per_s=calls, burst=calls))
+        if not hasattr(self, "app"):
+            self.app = create_app(self.controller, self.gate, hosts=[HOST], model_bytes=2_000_000, heavy=Heavy())
+        self.app.state.gate = self.gate
+        return self
 
     def person(self, name: str, role: str, *groups: str, expires_s: int = 3_600) -> Person:
         """A new operator with a certificate."""
@@ -127,8 +135,9 @@ class World:
             session.add(
                 Device(
                     name=name, device_class="raspberrypi4", group=group, labels=labels, link="wifi",
-                    certificate_serial=f"serial-{name}", public_key_sha256="k", enrolled=self.clock(), revoked=None,
-                    statement=None, last_seen=None, birth=None, reported=None, telemetry=None,
+                    certificate_serial=str(int.from_bytes(name.encode(), "big")), public_key_sha256="k",
+                    enrolled=self.clock(), revoked=None, statement=None, last_seen=None, birth=None, reported=None,
+                    telemetry=None,
                 )
             )  # fmt: skip
 
@@ -162,12 +171,18 @@ class World:
         }  # fmt: skip
         incoming = [{"type": "http.request", "body": raw, "more_body": False}]
         sent: list[Any] = []
+        answered_all = asyncio.Event()
 
         async def receive() -> Any:
-            return incoming.pop() if incoming else {"type": "http.disconnect"}
+            if incoming:
+                return incoming.pop()
+            await answered_all.wait()  # who has sent everything waits for the answer, and then leaves
+            return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
             sent.append(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                answered_all.set()
 
         self._loop.run_until_complete(asyncio.wait_for(self.app(scope, receive, send), 60))
         answered = [(name.decode(), value.decode("latin-1")) for name, value in sent[0]["headers"]]
@@ -187,5 +202,5 @@ class World:
         return answer.cookies[COOKIE], answer.json["csrf"]
 
     def lines(self) -> list[dict[str, Any]]:
-        """The audit log."""
-        return list(self.audit.all())
+        """The audit log, since `fresh`."""
+        return [line for line in self.audit.all() if line["number"] > self._before]

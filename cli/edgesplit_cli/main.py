@@ -1,6 +1,7 @@
 """`edgectl`: the operator's command. Each command is a thin client of the controller's HTTP API, or of a library room.
 
-Exit codes are those of `edgesplit.errors` (2 for a wrong call, 3 for a refused model, and so on), 130 after Ctrl-C.
+Exit codes are those of `edgesplit.errors` (2 for a wrong call, 3 for a refused model, and so on), 130 after
+Ctrl-C; who follows a rollout exits by how it ended (`rollouts.EXITS`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from edgesplit_cli.commands import (
     operators,
     plan,
     profiles,
+    rollout,
     run_demo,
     up,
 )
@@ -69,6 +71,7 @@ for command in (
     plan.plan,
     deploy.deploy,
     deploy.deployments,
+    rollout.rollout,
     devices.device,
     keys.keys,
     operators.operator,

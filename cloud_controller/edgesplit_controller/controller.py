@@ -21,6 +21,7 @@ from edgesplit.links import host_and_port
 from edgesplit.plan import Link
 from edgesplit.release import Manifest
 from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.callers import who_asks
 from edgesplit_controller.content_keys import check_can_decrypt, check_introduced
 from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
@@ -31,6 +32,9 @@ from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_prof
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing, signature
+from edgesplit_controller.rollout.asked import PLAIN, Asked
+from edgesplit_controller.rollout.commands import Verb
+from edgesplit_controller.rollout.engine import Rollouts, Wanted
 from edgesplit_controller.shown import narrowed, shown_claim, shown_deployment, shown_device, shown_event, shown_model
 from edgesplit_controller.signing import Signing
 
@@ -106,6 +110,7 @@ class Controller:
     devices: Devices
     gateways: Gateways
     director: Director
+    rollouts: Rollouts
     authority: Authority
     tell: Tell
     revocations: Revoke
@@ -115,7 +120,7 @@ class Controller:
 
     def within(self, groups: frozenset[str] | None) -> Controller:
         """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
-        return replace(self, devices=self.devices.within(groups))
+        return replace(self, devices=self.devices.within(groups), rollouts=self.rollouts.within(groups))
 
     # ---- models -----------------------------------------------------------------------------------------------
 
@@ -173,14 +178,16 @@ class Controller:
         recut: bool = False,
         elsewhere: bool = False,
         now: bool = False,
+        asked: Asked = PLAIN,
     ) -> dict[str, Any]:
-        """Heavy. Plan, cut, sign, and tell the devices; with `now` they fetch it at any hour.
+        """Heavy. Plan, cut, sign, and begin a rollout on the terms asked for; with `now` devices fetch it at any hour.
 
         With `recut`, and where the release key lies elsewhere, the planner signs another cut of a release. With
         `elsewhere`: what the release key must sign, and nothing is published yet.
         """
         model = self.registry.get(reference)
         chosen = self.devices.select(targets)
+        self.rollouts.check(asked, len(chosen))
         gateways = self.gateways.of([device.name for device in chosen])
         through = through_by_class(chosen, gateways)
         if wish.encrypt:
@@ -193,34 +200,44 @@ class Controller:
             names = sorted(device.name for device in chosen)
             return {**_planned(digest, model, names, manifest), **self.signing.to_sign(self.releasing.raw(digest))}
         self.releasing.publish(model, digest, wish)
-        return self._tell(model, digest, manifest, chosen, targets, {**wish.as_options(), "now": now})
+        options = {**wish.as_options(), "now": now}
+        return self._roll_out(model, manifest, Wanted(digest, model.ref, chosen, targets, options, asked, who_asks()))
 
     def deploy_signed(
-        self, reference: str, targets: Sequence[str], wish: Wish, release: str, signed: bytes, *, now: bool = False
+        self,
+        reference: str,
+        targets: Sequence[str],
+        wish: Wish,
+        release: str,
+        signed: bytes,
+        *,
+        now: bool = False,
+        asked: Asked = PLAIN,
     ) -> dict[str, Any]:
-        """Heavy. Publish a release that was prepared by `deploy` and signed elsewhere, and tell the devices."""
+        """Heavy. Publish a release that was prepared by `deploy` and signed elsewhere, and begin its rollout."""
         model = self.registry.get(reference)
         manifest = self.releasing.prepared(model, release)
         chosen = self.devices.select(targets)
         if late := sorted({device.device_class for device in chosen} - set(manifest.plans)):
             raise Conflict(f"the release has no plan for {', '.join(late)}, which joined meanwhile: deploy again")
+        self.rollouts.check(asked, len(chosen))
         self.releasing.publish(model, release, wish, signed)
-        return self._tell(model, release, manifest, chosen, targets, {**wish.as_options(), "now": now})
+        options = {**wish.as_options(), "now": now}
+        return self._roll_out(model, manifest, Wanted(release, model.ref, chosen, targets, options, asked, who_asks()))
 
-    def _tell(
-        self,
-        model: Model,
-        digest: str,
-        manifest: Manifest,
-        chosen: Sequence[Device],
-        targets: Sequence[str],
-        options: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        names = [device.name for device in chosen]
-        number = self.director.deploy(digest, model.ref, names, targets=targets, options=options)
-        self.settle()  # gateways hear of it before the devices behind them
-        self.tell.tell(names)
-        return {"deployment": number, **_planned(digest, model, sorted(names), manifest)}
+    def _roll_out(self, model: Model, manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
+        if self.devices.groups is not None:
+            wanted = replace(wanted, options={**wanted.options, "groups": sorted(self.devices.groups)})
+        made = self.rollouts.make(wanted)
+        taken_over = [{"rollout": number, "devices": count} for number, count in sorted(made.supersedes.items())]
+        names = sorted(device.name for device in wanted.devices)
+        told = {"deployment": made.number, "rollout": made.number, "supersedes": taken_over}
+        return {**told, **_planned(wanted.release, model, names, manifest)}
+
+    def ask_rollout(self, number: int, verb: Verb) -> dict[str, Any]:
+        """Pause it, let it go on, approve its next stage, abort it, or take its devices back."""
+        self.rollouts.command(number, verb, who_asks())
+        return self.rollouts.shown(number)
 
     def deployments(self) -> list[dict[str, Any]]:
         """Every deployment, oldest first; of each only the devices that exist for who asks."""

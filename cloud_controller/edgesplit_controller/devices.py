@@ -463,12 +463,12 @@ def _meant(target: Selector, there: Sequence[Device]) -> list[Device]:
     for name in sorted(target.names - {device.name for device in there}):
         raise unknown("device", name, (device.name for device in there))
     found = [device for device in there if target(described(device))]
-    if not there:
-        raise Conflict("no device is enrolled yet: `edgectl device claim NAME` makes a claim for one")
     for key, value in () if found else target.asked[:1]:
         if key == "group":
             raise unknown("group", value, {device.group for device in there if device.group})
         raise unknown("label", f"{key}={value}", {f"{k}={v}" for one in there for k, v in one.labels.items()})
+    if not there:
+        raise Conflict("no device is enrolled yet: `edgectl device claim NAME` makes a claim for one")
     if not found:
         raise NotFound(f"no device is meant by {target.text[:80]!r}")
     return found

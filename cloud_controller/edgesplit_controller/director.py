@@ -8,8 +8,7 @@ delivery only has to repeat what is stored. Statements are renewed at half their
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -18,7 +17,7 @@ from edgesplit import messages
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.release import Signed, Statement, Wanted
-from edgesplit_controller.database import Database, Deployment, Desired, Device, record
+from edgesplit_controller.database import Database, Deployment, Desired, Device
 from edgesplit_controller.gateways import NoGateways, Tiers
 from edgesplit_controller.refusals import Conflict
 
@@ -27,6 +26,9 @@ Wrap = Callable[[Device, str], bytes]
 """The content keys that a device needs for a release, wrapped to it; empty where there are none."""
 
 log = logging.getLogger(__name__)
+
+FUTURE_S = 86_400.0
+"""A counter is about the Unix time: one that is further ahead was never ours."""
 
 
 def no_keys(_device: Device, _release: str) -> bytes:
@@ -57,24 +59,13 @@ class Director:
         self._statement_s = statement_s
         self._now = now
 
-    def deploy(
-        self, release: str, model: str, devices: Collection[str], *, targets: Sequence[str], options: Mapping[str, Any]
-    ) -> int:
-        """Make `release` what these devices run `model` (`name@version`) from; the deployment's number."""
-        with self._database.write() as session:
-            now = self._now()
-            made = Deployment(
-                release=release, model=model, targets=list(targets), devices=sorted(devices), options=dict(options),
-                created=now,
-            )  # fmt: skip
-            session.add(made)
-            session.flush()
-            for name in sorted(devices):
-                wanted = Desired(device=name, model=model.partition("@")[0], release=release, deployment=made.id)
-                session.merge(wanted)
-                self._state(session, _living(session, name), now)
-            record(session, now, "operator", "deployment.made", str(made.id), release=release, model=model)
-            return made.id
+    def assign(self, session: Session, device: str, model: str, release: str, deployment: int) -> int:
+        """Make `release` what this device runs `model` (its name) from, in the caller's transaction; the counter of the
+        statement that says so. Rollouts alone call this."""
+        session.merge(Desired(device=device, model=model, release=release, deployment=deployment))
+        there = _living(session, device)
+        self._state(session, there, self._now())
+        return there.counter
 
     def statements(self, devices: Collection[str] | None) -> dict[str, bytes]:
         """The stored statement of each device named (None: of all); empty bytes for revoked ones."""
@@ -150,6 +141,24 @@ class Director:
             for device in devices:
                 self._state(session, device, self._now(), self._wrap_if_possible)
             return [device.name for device in devices]
+
+    def catch_up(self) -> list[str]:
+        """State anew what devices were told that know a newer statement than is kept here: an older copy of the
+        database was put in its place. The devices concerned. One that claims to know the future is not believed."""
+        with self._database.write() as session:
+            now = self._now()
+            acted_upon = Device.reported["counter"].as_integer()
+            ahead = select(Device).where(
+                Device.statement.is_not(None), Device.revoked.is_(None), acted_upon > Device.counter
+            )
+            concerned = []
+            for device in session.scalars(ahead):
+                counter = int((device.reported or {})["counter"])
+                if counter <= now + FUTURE_S:
+                    device.counter = counter
+                    self._state(session, device, now, self._wrap_if_possible)
+                    concerned.append(device.name)
+            return concerned
 
     def deployments(self) -> Sequence[Deployment]:
         """Every deployment, oldest first."""

@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocations import Revocations
+from edgesplit_controller.rollout.engine import RolloutLoop, Rollouts
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 from edgesplit_controller.signing import Signing
@@ -139,6 +140,9 @@ def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dic
     _mqtt(settings, authority, delivery, stack)
     stack.callback(revocations.stop)
     revocations.start()
+    loop = RolloutLoop(controller.rollouts)
+    stack.callback(loop.stop)
+    loop.start()
     if settings.offload:
         _offload(settings, stack)
     _api(settings, controller, authority, credentials[API], stack, ending)
@@ -185,6 +189,7 @@ def _assemble(
             revocations.cut(device)
         if any(isinstance(message, messages.Reported) for _, message in said):
             delivery.tell(director.settle())  # what a device runs no more, its gateway need not keep
+            rollouts.news.set()
 
     def flooding(device: str, dropped: int) -> None:
         if devices.hold(device, dropped):
@@ -199,6 +204,16 @@ def _assemble(
         database, repository.sign_statement,
         statement_s=settings.statement_s, now=now, wrap=wrapped, wrap_far=wrapped_far, tiers=gateways,
     )  # fmt: skip
+
+    def announce(told: Sequence[str]) -> None:
+        delivery.tell(director.settle())  # gateways hear of it before the devices behind them
+        delivery.tell(told)
+
+    def fits(release: str, device_class: str) -> bool:
+        manifest = releasing.find(release)
+        return manifest is not None and device_class in manifest.plans
+
+    rollouts = Rollouts(database, director, now=now, announce=announce, fits=fits)
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -228,6 +243,7 @@ def _assemble(
         devices=devices,
         gateways=gateways,
         director=director,
+        rollouts=rollouts,
         authority=authority,
         tell=delivery,
         revocations=revocations,

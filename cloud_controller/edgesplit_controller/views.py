@@ -15,7 +15,7 @@ from edgesplit.plan import Conditions, Link, Plan, cost
 from edgesplit.release import Manifest
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.curves import curves
-from edgesplit_controller.database import Desired, Event, Release
+from edgesplit_controller.database import Desired, Device, Event, Release
 from edgesplit_controller.fleet_rows import fleet_rows
 from edgesplit_controller.planning import Wish
 from edgesplit_controller.shown import shown_event, shown_model
@@ -83,6 +83,9 @@ def model(controller: Controller, reference: str) -> dict[str, Any]:
         releases = session.scalars(of_model.limit(NEWEST_RELEASES)).all()
         digests = [row.digest for row in releases]
         counted = select(Desired.release, func.count()).where(Desired.release.in_(digests)).group_by(Desired.release)
+        if controller.devices.groups is not None:
+            mine = select(Device.name).where(Device.group.in_(controller.devices.groups))
+            counted = counted.where(Desired.device.in_(mine))
         wanted = Counter({row[0]: row[1] for row in session.execute(counted)})
     shown = [(row, _manifest(controller, row.digest)) for row in releases]
     return {

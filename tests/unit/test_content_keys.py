@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cut_chunks import chunk_bytes
+from deploying import deploy
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
 from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
@@ -165,7 +166,7 @@ class Bench:
         self.certificate = self.devices.enrol(token, csr, self.authority.sign_request, key).certificate
 
     def deploy(self, *names: str) -> None:
-        self.director.deploy(DIGEST, "m@1", names, targets=list(names), options={})
+        deploy(self.database, self.director, DIGEST, "m@1", names)
 
     @property
     def keys(self) -> bytes:

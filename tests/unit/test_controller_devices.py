@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from deploying import deploy
 from edgesplit import messages
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.identity import certificate_request, load_or_make_key
@@ -142,7 +143,7 @@ def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: Bench
     """A device whose card was replaced counts its sessions from one; what it is told still only grows."""
     bench.enrol()
     bench.release("a1")
-    bench.director.deploy("a1", "m@1", ["cam"], targets=["cam"], options={})
+    deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
     bench.hear(birth(57))
     counter = bench.devices.get("cam").counter
 
@@ -308,7 +309,7 @@ def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:
     for digest in ("a1", "b2", "c3"):
         bench.release(digest)
     for digest, model in (("a1", "digits@1"), ("b2", "faces@1"), ("c3", "digits@2")):
-        bench.director.deploy(digest, model, ["cam"], targets=["all"], options={"partition": "auto"})
+        deploy(bench.database, bench.director, digest, model, ["cam"])
     told = [{one.model: one.release for one in statement.releases} for statement in bench.signed]
     assert told == [{"digits": "a1"}, {"digits": "a1", "faces": "b2"}, {"digits": "c3", "faces": "b2"}]
     counters = [statement.counter for statement in bench.signed]
@@ -324,10 +325,10 @@ def test_an_urgent_deployment_is_said_to_be_fetched_at_once(bench: Bench, monkey
         bench.release(digest)
     stated: list[Statement] = []
     monkeypatch.setattr(bench.director, "_sign", lambda statement: stated.append(statement) or b"signed")
-    bench.director.deploy("a1", "m@1", ["cam"], targets=["cam"], options={})
-    bench.director.deploy("b1", "n@1", ["cam"], targets=["cam"], options={"now": True})
+    deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
+    deploy(bench.database, bench.director, "b1", "n@1", ["cam"], now=True)
     assert [(one.model, one.now) for one in stated[-1].releases] == [("m", False), ("n", True)]
-    bench.director.deploy("b2", "n@2", ["cam"], targets=["cam"], options={"now": False})
+    deploy(bench.database, bench.director, "b2", "n@2", ["cam"], now=False)
     assert not any(one.now for one in stated[-1].releases)
 
 
@@ -335,7 +336,7 @@ def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:
     """A fleet that nobody deploys to keeps statements that could still install."""
     bench.enrol()
     bench.release("a1")
-    bench.director.deploy("a1", "m@1", ["cam"], targets=["cam"], options={})
+    deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
     bench.now += 499
     assert bench.director.renew() == []
     bench.now += 2
@@ -350,7 +351,7 @@ def test_what_devices_were_told_is_stated_anew_when_the_keys_change(bench: Bench
     bench.release("a1")
     repository = Repository(tmp_path / "tuf", now=lambda: bench.now)
     director = Director(bench.database, repository.sign_statement, statement_s=1_000, now=lambda: bench.now)
-    director.deploy("a1", "m@1", ["cam", "other"], targets=["all"], options={})
+    deploy(bench.database, director, "a1", "m@1", ["cam", "other"])
     before = director.statements(None)
 
     assert director.restate() == ["cam", "other"]
@@ -362,15 +363,15 @@ def test_what_devices_were_told_is_stated_anew_when_the_keys_change(bench: Bench
 
 
 def test_a_revoked_device_is_told_nothing_and_deployed_to_never(bench: Bench) -> None:
-    """Its statement is taken back, and a deployment that still names it is refused whole."""
+    """Its statement is taken back, and what would still tell it so is refused whole."""
     bench.enrol()
     bench.enrol("other", key="k2")
     bench.release("a1")
-    bench.director.deploy("a1", "m@1", ["cam"], targets=["cam"], options={})
+    deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
     bench.devices.revoke("cam")
     assert bench.director.statements(None) == {"cam": b""}
     with pytest.raises(Conflict):
-        bench.director.deploy("a1", "m@1", ["cam", "other"], targets=["all"], options={})
+        deploy(bench.database, bench.director, "a1", "m@1", ["cam", "other"])
     assert bench.director.desired() == {} and len(bench.director.deployments()) == 1
 
 

@@ -8,6 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from deploying import deploy
 from edgesplit import messages
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.identity import certificate_request, load_or_make_key
@@ -66,7 +67,7 @@ class Bench:
         return self.director.settle()
 
     def deploy(self, release: str, *names: str) -> list[str]:
-        self.director.deploy(release, "m@1", names, targets=names, options={})
+        deploy(self.database, self.director, release, "m@1", names)
         return self.director.settle()
 
     def told(self, name: str) -> Statement:

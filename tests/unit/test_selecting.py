@@ -98,9 +98,7 @@ def test_the_names_it_asks_for_are_known() -> None:
     assert selector.names == {"cam-1", "cam-9"} and selector.asked == (("group", "doors"),)
 
 
-words = st.sampled_from("site = != oslo ( ) and or not , 'x' cam-1 * all é".split())
-    ["site", "=", "!=", "oslo", "(", ")", "and", "or", "not", ",", "'x y'", "cam-1", "*", "all", "é"]
-)
+words = st.sampled_from(["site", "=", "!=", "oslo", "(", ")", "and", "or", "not", ",", "'x'", "cam-1", "*", "all", "é"])
 
 
 @given(st.lists(words, max_size=12).map(" ".join) | st.text(max_size=60))

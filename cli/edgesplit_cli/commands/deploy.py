@@ -12,10 +12,17 @@ from rich.text import Text
 from edgesplit.errors import DeadlineExceeded
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.limits import limit_options, limits_of, offload_option
+from edgesplit_cli.commands.rollout import all_devices
+from edgesplit_cli.commands.rollout_options import NAMES as ROLLOUT
+from edgesplit_cli.commands.rollout_options import rollout_body, rollout_options
 from edgesplit_cli.planned import loss_told
 from edgesplit_cli.quantities import Number
+from edgesplit_cli.rollouts import exit_code, has_settled, looks
 from edgesplit_cli.settings import SIGN_VARIABLE
-from edgesplit_cli.show import console, json_option, print_json, table
+from edgesplit_cli.show import console, json_option, plain, print_json, table
+
+POLL_S = 0.3
+MOST_NAMED = 10
 
 
 @click.command()
@@ -37,9 +44,10 @@ from edgesplit_cli.show import console, json_option, print_json, table
     "targets",
     multiple=True,
     required=True,
-    metavar="DEVICE|group=NAME|all",
-    help="Where to; may be given several times.",
+    metavar="DEVICE|group=NAME|EXPRESSION|all",
+    help="Where to, as in 'site=oslo and not kind=lab'; may be given several times.",
 )
+@rollout_options
 @limit_options
 @offload_option
 @click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
@@ -54,7 +62,7 @@ from edgesplit_cli.show import console, json_option, print_json, table
     help="Sign with the planner's key: only another cut of a model that was released before.",
 )
 @click.option(
-    "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Wait until every device runs it."
+    "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Follow the rollout until it ends."
 )
 @click.option(
     "--sign-with",
@@ -87,7 +95,11 @@ def deploy(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Split MODEL for each target, sign it as one release, and tell the devices to run it."""
+    """Split MODEL for each target, sign it as one release, and bring it to the devices.
+
+    Without further options they are all told at once. `edgectl rollout` shows and steers what goes out in stages.
+    """
+    terms = rollout_body(**{name: limits.pop(name) for name in ROLLOUT})
     api = Api.of(data)
     body: dict[str, Any] = {
         "model": model,
@@ -98,6 +110,7 @@ def deploy(
         "now": now,
         "encrypt": encrypt,
         "recut": recut,
+        "rollout": terms,
     }
     if codecs:
         body["codecs"] = list(codecs)
@@ -109,9 +122,9 @@ def deploy(
         made = api.post("/v1/deployments/signed", {**body, **sign_release(made, sign_with, yes)})
     elif sign_with:
         click.echo("nothing was to be signed here: the controller has the release key, or knew the release", err=True)
-    if wait_s:
-        wait_for(api, made["devices"], made["release"], wait_s)
     if as_json:
+        if wait_s:
+            wait_for(api, made["rollout"], wait_s)
         print_json(made)
         return
     encrypted = "  encrypted" if made["encrypted"] else ""
@@ -128,8 +141,15 @@ def deploy(
         for row in plan["rows"]:
             if told := loss_told(row):
                 console().print(f"    {row['name']}: {told}")
-    if not wait_s:
-        console().print("Devices fetch it now: `edgectl device list` shows who runs what.")
+    for other in made["supersedes"]:
+        console().print(f"  takes {other['devices']} devices over from rollout {other['rollout']}")
+    if wait_s:
+        wait_for(api, made["rollout"], wait_s)
+        return
+    console().print(
+        f"Rollout {made['rollout']} has begun: `edgectl rollout status --watch` follows it, `edgectl device list` shows"
+        " who runs what."
+    )
 
 
 def sign_release(prepared: dict[str, Any], uris: tuple[str, ...], yes: bool) -> dict[str, Any]:
@@ -172,33 +192,23 @@ def _signature(made: dict[str, Any]) -> str:
     return f"signed by the planner: another cut of release {made['recut_of'][:16]}…"
 
 
-def wait_for(api: Api, devices: list[str], release: str, seconds: float) -> None:
-    """Until every named device runs the release; DeadlineExceeded names those that do not, and why."""
-    until = time.monotonic() + seconds
-    while True:
-        behind = _behind(api, devices, release)
-        failed = {
-            name: text for name, text in behind.items() if text.startswith(("failed", "rolled back", "safe mode"))
-        }
-        if not behind:
-            return
-        if failed or time.monotonic() > until:
-            told = "; ".join(f"{name}: {text}" for name, text in (failed or behind).items())
-            raise DeadlineExceeded(f"not every device runs it: {told}. See `edgectl device show NAME`.")
-        time.sleep(0.3)
-
-
-def _behind(api: Api, devices: list[str], release: str) -> dict[str, str]:
-    """What the devices that do not run the release yet are doing instead."""
-    behind = {}
-    for name in devices:
-        models = api.get(f"/v1/devices/{name}").get("models") or []
-        states = [one for one in models if one["wanted"] == release or one["release"] == release]
-        if not any(one["release"] == release and one["state"] == "running" for one in states):
-            behind[name] = (
-                f"{states[0]['state']} {states[0]['detail']}".strip() if states else "has not heard of it yet"
-            )
-    return behind
+def wait_for(api: Api, number: int, seconds: float) -> None:
+    """Until the rollout has ended and every device of it runs the release. DeadlineExceeded names those that do not,
+    and why; one that ended otherwise exits by how it ended."""
+    *_, one = looks(api, number, time.monotonic() + seconds, POLL_S)
+    behind = [device for device in all_devices(api, number) if device["state"] != "succeeded"]
+    if has_settled(one) and (one["state"] == "finished" or one["following"]) and not behind:
+        return
+    told = "; ".join(
+        f"{device['device']}: {device['state']} {device['cause']}".strip() for device in behind[:MOST_NAMED]
+    )
+    more = f"; and {len(behind) - MOST_NAMED} more" if len(behind) > MOST_NAMED else ""
+    why = f" ({one['why']})" if one["why"] else ""
+    text = f"not every device runs it: rollout {number} is {one['state']}{why}. {plain(told)}{more}"
+    if code := exit_code(one):
+        click.echo(f"edgectl: {text}", err=True)
+        click.get_current_context().exit(code)
+    raise DeadlineExceeded(text)
 
 
 def _beyond(row: dict[str, Any]) -> str:

@@ -148,7 +148,7 @@ def presented_by(request: Request) -> Presented:
 
 def _routes(needs: Needs, prefix: str = "/v1") -> APIRouter:
     guarded = type("GuardedRoute", (GuardedRoute,), {"needs": needs})
-    return APIRouter(prefix=prefix, route_class=guarded)
+    return APIRouter(prefix=prefix, route_class=guarded, generate_unique_id_function=lambda route: route.name)
 
 
 def _door(certificate: bool) -> Door:

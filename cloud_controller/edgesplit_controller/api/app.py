@@ -27,8 +27,10 @@ from edgesplit_controller.api import (
     keys,
     live,
     models,
+    openapi,
     operators,
     pages,
+    rollouts,
     sessions,
     telemetry,
     views,
@@ -56,12 +58,15 @@ ROUTERS: tuple[APIRouter, ...] = (
     operators.admins,
     operators.certified,
     audit.admins,
+    openapi.viewers,
     models.viewers,
     models.operators,
     models.certified,
     deployments.viewers,
     deployments.operators,
     deployments.certified,
+    rollouts.viewers,
+    rollouts.operators,
     keys.viewers,
     keys.admins,
     devices.viewers,
@@ -88,6 +93,7 @@ def create_app(
         title="edgesplit controller",
         version=edgesplit.__version__,
         docs_url=None,
+        openapi_url=None,  # `description` answers, and not to everybody
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -104,7 +110,7 @@ def create_app(
         "/keys/renewed": lists,
     }
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
-    app.add_middleware(Audited, gate=gate)
+    app.add_middleware(Audited)
     app.add_middleware(CountedRequests, ledger=ledger or Ledger())
     app.add_middleware(Hygiene, hosts=hosts)
     app.add_exception_handler(EdgeError, on_edge_error)

@@ -30,9 +30,8 @@ NOT_WHO = frozenset({401, 403, 421, 429})
 class Audited:
     """ASGI middleware; `asked` is called by the routes once they know who calls."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -60,7 +59,7 @@ class Audited:
         """It is known who calls and they may: from here on something may happen."""
         needs: Needs = scope["state"]["needs"]
         if needs.role is not None and needs.changes(scope["method"]):
-            self._gate.audit.write(_line(scope, "asked"))
+            _gate(scope).audit.write(_line(scope, "asked"))
         scope["state"]["let_in"] = True
 
     def _ended(self, scope: Scope, status: int) -> None:
@@ -70,14 +69,19 @@ class Audited:
         listed = needs is not None and needs.is_listed(scope["method"]) and (known or status < 400)
         if not listed and status not in NOT_WHO:
             return
-        held = 0 if listed else self._gate.listed.let_through(_place(scope))
+        held = 0 if listed else _gate(scope).listed.let_through(_place(scope))
         if held is None:
             return
         try:
             detail = {"status": status, **({"left_out": held} if held else {})}
-            self._gate.audit.write(_line(scope, _outcome(status), detail))
+            _gate(scope).audit.write(_line(scope, _outcome(status), detail))
         except Exception:
             log.exception("could not write to the audit log how %s %s ended", scope["method"], scope["path"])
+
+
+def _gate(scope: Scope) -> Gate:
+    gate: Gate = scope["app"].state.gate
+    return gate
 
 
 def _line(scope: Scope, outcome: str, detail: dict[str, int] | None = None) -> Line:

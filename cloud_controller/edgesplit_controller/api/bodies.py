@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgesplit_controller.devices import CLAIM_S
+from edgesplit_controller.gates import MOST_GATES
 from edgesplit_controller.key_changes import KeyChange, PublicKey
 from edgesplit_controller.planning import OWN_CLASS, Wish
+from edgesplit_controller.rollout.asked import Asked
+from edgesplit_controller.rollout.terms import MOST_STAGES
+from edgesplit_controller.selecting import MOST_LETTERS
 
 
 class Body(BaseModel):
@@ -73,6 +77,34 @@ class PlanBody(WishBody):
     device: str
 
 
+Text = Annotated[str, Field(max_length=200)]
+
+
+class RolloutBody(Body):
+    """On what terms a release goes out (`rollout.asked.Asked`): each as the command line spells it."""
+
+    stages: list[Text] = Field(default=[], max_length=MOST_STAGES)
+    rate: Text = ""
+    abort_when_failed: Text = ""
+    next_when_succeeded: Text = ""
+    device_timeout: Text = ""
+    timeouts_count: Text = "heard"
+    approve: bool = False
+    approve_stages: list[int] = Field(default=[], max_length=MOST_STAGES)
+    at: Text = ""
+    between: Text = ""
+    gates: list[Text] = Field(default=[], max_length=MOST_GATES)
+    gate_after: Text = ""
+    prefer: str = Field(default="", max_length=MOST_LETTERS)
+    follow: bool = False
+    when_failed: Text = "stay"
+    unless_busy: bool = False
+
+    def asked(self) -> Asked:
+        """As rollouts take it."""
+        return msgspec.convert(self.model_dump(), Asked)
+
+
 class DeployBody(WishBody):
     """A deployment to be made."""
 
@@ -85,6 +117,7 @@ class DeployBody(WishBody):
     """Signed by the planner, as another cut of a release."""
     elsewhere: bool = False
     """The release key lies elsewhere: answer what it must sign."""
+    rollout: RolloutBody = RolloutBody()
 
     def wish(self) -> Wish:
         """As planning and releasing take it."""

@@ -13,6 +13,7 @@ from edgesplit.identity import Renewal
 from edgesplit_controller.api.access import about, open_routes
 from edgesplit_controller.api.bodies import EnrolBody, GatewayBody, RenewBody
 from edgesplit_controller.api.reading import from_base64
+from edgesplit_controller.api.shapes import Certificate, EnrolledShape, Health, answers, answers_with
 from edgesplit_controller.api.work import controller_of
 from edgesplit_controller.bounds import RateLimit
 from edgesplit_controller.peers import SCOPE, Peer
@@ -24,13 +25,13 @@ gateways = open_routes(audited=False)
 """They ask every few seconds."""
 
 
-@everybody.get("/health")
+@everybody.get("/health", responses=answers(Health))
 def health() -> dict[str, Any]:
     """It answers."""
     return {"status": "ok", "version": edgesplit.__version__}
 
 
-@everybody.post("/enrol")
+@everybody.post("/enrol", responses=answers(EnrolledShape))
 def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     """A device turns its claim token and a certificate request into a certificate."""
     _not_too_often(request)
@@ -41,7 +42,7 @@ def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     return enrolled
 
 
-@everybody.post("/renew")
+@everybody.post("/renew", responses=answers(EnrolledShape))
 def renew(request: Request, body: RenewBody) -> dict[str, Any]:
     """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
     _not_too_often(request)
@@ -55,7 +56,7 @@ def renew(request: Request, body: RenewBody) -> dict[str, Any]:
     return renewed
 
 
-@gateways.post("/gateway/certificate")
+@gateways.post("/gateway/certificate", responses=answers(Certificate))
 def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
     """A gateway gets a certificate for its server, over a connection that shows its own."""
     _not_too_often(request)
@@ -63,7 +64,7 @@ def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
     return controller_of(request).gateway_certificate(peer.name, peer.serial, body.csr_pem)
 
 
-@gateways.post("/gateway/revoked")
+@gateways.post("/gateway/revoked", responses=answers_with("application/x-pem-file", "The revocation list."))
 def revoked_for(request: Request) -> Response:
     """The revocation list, for a gateway's server to go by."""
     peer = _shown(request)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from edgesplit_controller.api.access import about, admin_routes, caller_of, viewer_routes
 from edgesplit_controller.api.bodies import Body
+from edgesplit_controller.api.shapes import EquippedShape, OperatorShape, OperatorState, answers
 from edgesplit_controller.api.work import controller_of
 from edgesplit_controller.callers import Role
 from edgesplit_controller.gate import Gate
@@ -39,13 +40,13 @@ class RotateBody(Body):
     """From now; 0: as it was."""
 
 
-@admins.get("/operators")
+@admins.get("/operators", responses=answers(list[OperatorShape]))
 def operators(request: Request) -> list[dict[str, Any]]:
     """Every operator that who asks may change."""
     return _gate(request).operators.all(caller_of(request))
 
 
-@admins.post("/operators")
+@admins.post("/operators", responses=answers(EquippedShape))
 def add_operator(request: Request, body: OperatorBody) -> dict[str, Any]:
     """A new operator; the answer holds their token, which is shown this once."""
     about(request, body.name, body.role, *body.groups)
@@ -53,21 +54,21 @@ def add_operator(request: Request, body: OperatorBody) -> dict[str, Any]:
     return _told(request, _gate(request).operators.add(wish, body.csr_pem, caller_of(request)))
 
 
-@admins.post("/operators/{name}/rotate")
+@admins.post("/operators/{name}/rotate", responses=answers(EquippedShape))
 def rotate_operator(request: Request, name: str, body: RotateBody) -> dict[str, Any]:
     """A new token, and for a certificate request a new certificate; the old ones end."""
     given = _gate(request).operators.rotate(name, body.csr_pem, caller_of(request), body.expires_s)
     return _told(request, given)
 
 
-@admins.delete("/operators/{name}")
+@admins.delete("/operators/{name}", responses=answers(OperatorState))
 def revoke_operator(request: Request, name: str) -> dict[str, Any]:
     """From now on this operator is nobody."""
     _gate(request).operators.revoke(name, caller_of(request))
     return {"operator": name, "state": "revoked"}
 
 
-@certified.post("/operator/token")
+@certified.post("/operator/token", responses=answers(EquippedShape))
 def rotate_own(request: Request, body: RotateBody) -> dict[str, Any]:
     """A new token for who asks; the old one ends. They last no longer for it."""
     caller = caller_of(request)

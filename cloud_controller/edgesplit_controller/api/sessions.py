@@ -17,6 +17,7 @@ from edgesplit_controller.api.access import (
     viewer_routes,
 )
 from edgesplit_controller.api.bodies import Body
+from edgesplit_controller.api.shapes import Ended, LoginCode, SessionShape, answers
 from edgesplit_controller.callers import Caller
 from edgesplit_controller.gate import Gate
 from edgesplit_controller.operators import caller_of as caller_of_row
@@ -34,7 +35,7 @@ class LoginBody(Body):
     """From `edgectl dashboard`. Empty: by the certificate and the token that the request shows."""
 
 
-@everybody.post("/session")
+@everybody.post("/session", responses=answers(SessionShape))
 def log_in(request: Request, body: LoginBody) -> Response:
     """Open a session: its cookie comes with the answer. One that was open in this browser ends."""
     presented = presented_by(request)
@@ -45,14 +46,14 @@ def log_in(request: Request, body: LoginBody) -> Response:
     return answer
 
 
-@viewers.get("/session")
+@viewers.get("/session", responses=answers(SessionShape))
 def session(request: Request) -> dict[str, Any]:
     """Who calls, and for a session the token that its changes need."""
     presented = presented_by(request)
     return _shown(caller_of(request), "" if presented.authorization else presented.session[0])
 
 
-@viewers.delete("/session")
+@viewers.delete("/session", responses=answers(Ended))
 def log_out(request: Request) -> Response:
     """End the session."""
     for secret in presented_by(request).session:
@@ -62,7 +63,7 @@ def log_out(request: Request) -> Response:
     return answer
 
 
-@certified.post("/session/codes")
+@certified.post("/session/codes", responses=answers(LoginCode))
 def login_code(request: Request) -> dict[str, Any]:
     """A code that lets one browser in as who asks, within two minutes."""
     code, expires = _gate(request).sessions.make_code(caller_of(request).operator)

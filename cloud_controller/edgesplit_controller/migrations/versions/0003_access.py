@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0003"
-down_revision = "0001"
+down_revision = "0002"
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 REFUSED = "the audit log is only ever added to"

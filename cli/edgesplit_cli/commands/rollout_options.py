@@ -1,0 +1,114 @@
+"""The options by which `edgectl deploy` says on what terms a release goes out; the controller reads what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+NAMES = (
+    "canary", "then", "rate", "abort_when_failed", "next_when_succeeded", "device_timeout", "timeouts_count", "approve",
+    "approve_stages", "at", "between", "gates", "gate_after", "prefer", "follow", "rollback_when_failed", "unless_busy",
+)  # fmt: skip
+_OPTIONS = (
+    click.option(
+        "--canary",
+        default="",
+        metavar="PART|N",
+        help="The first stage: 10% of the devices, or so many.",
+    ),
+    click.option(
+        "--then",
+        multiple=True,
+        metavar="PART|N",
+        help="The next stage, those before included.",
+    ),
+    click.option(
+        "--rate", default="", metavar="N/min|exponential:base=5,factor=2,every=10m", help="How fast devices are told."
+    ),
+    click.option(
+        "--gate",
+        "gates",
+        multiple=True,
+        metavar="WHAT<BOUND",
+        help="What the release must hold on each device before it counts: p95<150ms, errors<1%, fallbacks<10%,"
+        " memory<400MB, celsius<80, joules<0.5, drift<1%. Golden inputs always.",
+    ),
+    click.option(
+        "--gate-after",
+        default="",
+        metavar='"50 requests / 10m"',
+        help="How much evidence a gate takes. [default: 50 requests / 10m]",
+    ),
+    click.option(
+        "--abort-when-failed",
+        default="",
+        metavar="PART|N|never",
+        help="Stop when so many of a stage's devices have failed. [default: 5% with stages or gates, else never]",
+    ),
+    click.option(
+        "--next-when-succeeded",
+        default="",
+        metavar="PART|N",
+        help="Begin the next stage as soon as so many succeeded. [default: when all have ended]",
+    ),
+    click.option(
+        "--rollback-when-failed", is_flag=True, help="When it stops, take back the devices that succeeded, too."
+    ),
+    click.option(
+        "--device-timeout", default="", metavar="30m", help="How long one device is waited for. [default: 24h]"
+    ),
+    click.option(
+        "--timeouts-count",
+        type=click.Choice(["never", "heard", "all"]),
+        default="heard",
+        show_default=True,
+        help="Which devices that time out count as failed: none, those that had begun, or all.",
+    ),
+    click.option("--approve", is_flag=True, help="Wait for `edgectl rollout approve` before each stage."),
+    click.option(
+        "--approve-stage",
+        "approve_stages",
+        type=int,
+        multiple=True,
+        metavar="N",
+        help="Wait before this stage only, counted from 1.",
+    ),
+    click.option("--at", default="", metavar="2026-11-27T02:00+01:00", help="When it begins, with its time zone."),
+    click.option(
+        "--between",
+        default="",
+        metavar="01:00-05:00",
+        help="Tell devices in these hours only, in UTC or as in 01:00-05:00+01:00 or '01:00-05:00 Europe/Oslo'.",
+    ),
+    click.option("--prefer", default="", metavar="EXPRESSION", help="Devices that come first, as in kind=lab."),
+    click.option("--follow", is_flag=True, help="Tell devices that come to be meant later, too, until it is aborted."),
+    click.option(
+        "--unless-busy",
+        is_flag=True,
+        help="Refuse, instead of taking over, where another rollout brings the model to one of the devices.",
+    ),
+)
+
+
+def rollout_options(function: F) -> F:
+    """All of them."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def rollout_body(
+    *, canary: str, then: tuple[str, ...], rollback_when_failed: bool, approve_stages: tuple[int, ...],
+    gates: tuple[str, ...], **others: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """As the API takes it."""
+    return {
+        **others,
+        "stages": [stage for stage in (canary, *then) if stage],
+        "gates": list(gates),
+        "approve_stages": list(approve_stages),
+        "when_failed": "rollback" if rollback_when_failed else "stay",
+    }

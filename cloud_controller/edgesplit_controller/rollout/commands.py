@@ -1,0 +1,72 @@
+"""What operators ask of a rollout that was made: pause, resume, approve, abort, roll back. Pure; Conflict where it does
+not apply, saying what does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+
+from msgspec.structs import replace
+
+from edgesplit_controller.refusals import Conflict
+from edgesplit_controller.rollout.states import Rollout
+
+Verb = Literal["pause", "resume", "approve", "abort", "rollback"]
+VERBS: tuple[Verb, ...] = get_args(Verb)
+
+
+def command(rollout: Rollout, verb: Verb, who: str) -> Rollout:
+    """The rollout after an operator's word; what follows from it is the next step's."""
+    return COMMANDS[verb](rollout, who)
+
+
+def _pause(rollout: Rollout, who: str) -> Rollout:
+    if rollout.state not in ("scheduled", "waiting", "running"):
+        raise _not(rollout, "cannot be paused")
+    return replace(rollout, state="paused", why=f"paused by {who}")
+
+
+def _resume(rollout: Rollout, who: str) -> Rollout:
+    """What is missing of the stage that ran is excused."""
+    if rollout.state != "paused":
+        raise _not(rollout, "is not paused")
+    state = "running" if rollout.began else "scheduled"
+    return replace(rollout, state=state, why="", excused=rollout.stage)
+
+
+def _approve(rollout: Rollout, who: str) -> Rollout:
+    if rollout.state != "waiting":
+        raise _not(rollout, "does not wait for approval")
+    return replace(rollout, state="running", why="", approved=rollout.stage + 1)
+
+
+def _abort(rollout: Rollout, who: str) -> Rollout:
+    if rollout.has_ended or rollout.state in ("aborting", "rolling back"):
+        raise _not(rollout, "cannot be aborted")
+    return replace(rollout, state="aborting", outcome="aborted", why=f"aborted by {who}")
+
+
+def _rollback(rollout: Rollout, who: str) -> Rollout:
+    if rollout.state == "rolled back":
+        raise Conflict(f"rollout {rollout.id} was rolled back already: deploy its release again to have it back")
+    if rollout.state == "rolling back":
+        raise _not(rollout, "needs no second word")
+    if not rollout.began:
+        raise Conflict(f"rollout {rollout.id} has not begun: `edgectl rollout abort {rollout.id}` ends it")
+    return replace(rollout, state="rolling back", why=f"rolled back by {who}", ended=0.0)
+
+
+def _not(rollout: Rollout, what: str) -> Conflict:
+    hint = ""
+    if rollout.has_ended and rollout.state != "rolled back":
+        hint = f"; `edgectl rollout rollback {rollout.id}` takes its devices back to what they ran before"
+    return Conflict(f"rollout {rollout.id} {what}: it is {rollout.state}{hint}")
+
+
+COMMANDS: Mapping[Verb, Callable[[Rollout, str], Rollout]] = {
+    "pause": _pause,
+    "resume": _resume,
+    "approve": _approve,
+    "abort": _abort,
+    "rollback": _rollback,
+}

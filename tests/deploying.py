@@ -1,0 +1,23 @@
+"""Devices told of a release at once, as one step of a rollout tells them, where a test is about what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from edgesplit_controller.database import Database, Deployment
+from edgesplit_controller.director import Director
+
+
+def deploy(
+    database: Database, director: Director, release: str, model: str, devices: Iterable[str], **options: Any
+) -> Mapping[str, int]:
+    """Assign a release of `model` (`name@version`) to these devices in one transaction; each one's counter."""
+    names = sorted(devices)
+    with database.write() as session:
+        made = Deployment(
+            release=release, model=model, targets=names, devices=names, options=options, created=0.0,
+        )  # fmt: skip
+        session.add(made)
+        session.flush()
+        return {name: director.assign(session, name, model.partition("@")[0], release, made.id) for name in names}
