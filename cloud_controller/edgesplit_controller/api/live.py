@@ -16,7 +16,7 @@ UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @viewers.get("/live", response_class=StreamingResponse)
-async def live(request: Request) -> StreamingResponse:
+async def follow_live(request: Request) -> StreamingResponse:
     """Server-sent events: `device`, `rollout`, `model` and `alert` name what changed (`{"subject": name}`),
     `everything` says that too much did, `heartbeat` that the stream lives. It ends with its caller's session."""
     hub: Hub = request.app.state.hub

@@ -15,19 +15,19 @@ ASK_FIRST = "no-cache"
 
 
 @everybody.get("/", include_in_schema=False)
-def page(request: Request) -> Response:
+def dashboard_page(request: Request) -> Response:
     """The dashboard."""
     return _sent(request, PAGE)
 
 
 @everybody.get("/favicon.svg", include_in_schema=False)
-def icon(request: Request) -> Response:
+def dashboard_icon(request: Request) -> Response:
     """Its mark in a browser's tab."""
     return _sent(request, "favicon.svg")
 
 
 @everybody.get("/assets/{name}", include_in_schema=False)
-def asset(request: Request, name: str) -> Response:
+def dashboard_asset(request: Request, name: str) -> Response:
     """A script or style sheet."""
     return _sent(request, f"assets/{name}")
 
