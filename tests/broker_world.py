@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import shutil
+import subprocess
+import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgesplit import identity
 from edgesplit.identity import Credentials
+from edgesplit.lifetime import ending_with_us
 from edgesplit.mqtt import Session
-from edgesplit_controller.broker import Broker
+from edgesplit_controller.broker import Broker, _find
+from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.ca import Authority
+from edgesplit_controller.settings import free_port, listen_problem
 
 PATIENCE_S = 20.0
+HOSTS = ("localhost", "127.0.0.1")
 
 
 def enrol(authority: Authority, folder: Path, name: str) -> Credentials:
@@ -66,18 +75,48 @@ class Listener:
         return found
 
 
-class BrokerWorld:
-    """One broker and everybody who may talk to it."""
+class Elsewhere:
+    """A mosquitto that somebody else runs, from the files that `edgectl up --print-broker-config` writes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, authority: Authority) -> None:
+        self.port = free_port("127.0.0.1")
+        self.folder = Path(tempfile.mkdtemp(prefix="es-mq-", dir="/tmp"))  # mosquitto's user must reach it
+        write_broker_files("mosquitto", self.folder, authority, authority.revocation_list([]), HOSTS, self.port)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it as the README says, and wait until it listens."""
+        if os.geteuid() == 0:
+            for path in (self.folder, *self.folder.iterdir()):
+                shutil.chown(path, "mosquitto")
+        command = [_find(None), "-c", str(self.folder / "mosquitto.conf")]
+        self.process = subprocess.Popen(command, stderr=(self.folder / "log").open("wb"), preexec_fn=ending_with_us())
+        deadline = time.monotonic() + PATIENCE_S
+        while not listen_problem("127.0.0.1", self.port):
+            assert self.process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it and forget its files."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class BrokerWorld:
+    """One broker, ours or one elsewhere, and everybody who may talk to it."""
+
+    def __init__(self, folder: Path, *, elsewhere: bool = False) -> None:
         self.folder = folder
         self.authority = Authority(folder / "ca")
-        self.broker = Broker(folder / "broker", self.server, 0)
+        own = Broker(folder / "broker", self.server, 0)
+        self.broker: Any = Elsewhere(self.authority) if elsewhere else own
         self._listeners: list[Listener] = []
 
     @property
     def server(self) -> Credentials:
-        return self.authority.issue_server("broker", ["localhost", "127.0.0.1"])
+        return self.authority.issue_server("broker", HOSTS)
 
     def device(self, name: str, *topics: str, **options: Any) -> Listener:
         """A connected device that listens to these topics."""

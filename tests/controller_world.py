@@ -45,9 +45,11 @@ from pathlib import Path
 from edgesplit.errors import EdgeError
 from edgesplit_controller.settings import Settings
 from edgesplit_controller.up import run
-ports = dict(api_port=0, mqtt_port=0, offload_port=0) | {k: int(v) for k, v in (a.split("=") for a in sys.argv[2:])}
+given = (a.split("=", 1) for a in sys.argv[2:])
+ports = dict(api_port=0, mqtt_port=0, offload_port=0, offload=False)
+ports |= {k: int(v) if v.isdigit() else v for k, v in given}
 try:
-    run(Settings(data=Path(sys.argv[1]), offload=False, **ports), ready=lambda _: print("ready", flush=True))
+    run(Settings(data=Path(sys.argv[1]), **ports), ready=lambda _: print("ready", flush=True))
 except EdgeError as error:
     print(f"{type(error).__name__}: {error}", flush=True)
     sys.exit(error.exit_code)
@@ -102,7 +104,7 @@ class Up:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, *ports: str) -> str:
-        """Start it; what it said first."""
+        """Start it, with settings as NAME=VALUE; what it said first."""
         command = [sys.executable, "-c", RUN, str(self.data), *ports]
         log = (self.data.parent / "up.log").open("ab")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

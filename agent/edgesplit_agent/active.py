@@ -72,6 +72,8 @@ class ActiveRelease:
     emulated: bool = False
     measured_s: dict[str, float] = field(default_factory=dict)
     """Seconds by slice as they were here, smoothed."""
+    runs: dict[str, int] = field(default_factory=dict)
+    """By slice, how many runs `measured_s` was learnt from."""
     gone: dict[str, str] = field(default_factory=dict)
     """Compiled slices that failed in a run, and how: until the release is loaded again their twins run."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -190,6 +192,12 @@ class ActiveRelease:
             for name, seconds in timing.seconds.items():
                 old = self.measured_s.get(name, seconds)
                 self.measured_s[name] = old + SMOOTHING * (seconds - old)
+                self.runs[name] = self.runs.get(name, 0) + 1
+
+    def learnt(self) -> list[tuple[str, float, int]]:
+        """By slice, its smoothed seconds and the runs that these were learnt from."""
+        with self._lock:
+            return [(name, seconds, self.runs.get(name, 0)) for name, seconds in self.measured_s.items()]
 
 
 def plan_for(manifest: Manifest, device_class: str, floor: Floor | None = None) -> Plan:
@@ -232,8 +240,8 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
     local = active.plan.local
     if local is None:
         return
-    request = oip.decode_request(*_with_header_length(chunk(golden.request.sha256)))
-    expected = oip.decode_response(*_with_header_length(chunk(golden.response.sha256)))
+    request = oip.decode_request(*with_header_length(chunk(golden.request.sha256)))
+    expected = oip.decode_response(*with_header_length(chunk(golden.response.sha256)))
     timing = Timing()
     live = active.run(active.order(local.device), request.inputs, timing)
     active.learn(timing)
@@ -244,7 +252,7 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
 
 def golden_inputs(golden: Golden, chunk: Callable[[str], bytes]) -> Tensors:
     """What a golden request carries."""
-    return oip.decode_request(*_with_header_length(chunk(golden.request.sha256))).inputs
+    return oip.decode_request(*with_header_length(chunk(golden.request.sha256))).inputs
 
 
 def close(got: Tensor, want: Tensor) -> bool:
@@ -257,7 +265,7 @@ def close(got: Tensor, want: Tensor) -> bool:
     return bool(np.allclose(got, want, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE * scale, equal_nan=True))
 
 
-def _with_header_length(body: bytes) -> tuple[bytes, int | None]:
+def with_header_length(body: bytes) -> tuple[bytes, int | None]:
     """The body with the length of its JSON part: what its tensors' own sizes leave of it."""
     try:
         head, _ = json.JSONDecoder().raw_decode(body.decode("latin-1"))

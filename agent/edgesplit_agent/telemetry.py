@@ -10,7 +10,7 @@ import msgspec
 
 from edgesplit import messages, plan
 from edgesplit.limits import LIMITS
-from edgesplit.messages import PhaseSeconds, PowerSeen, Telemetry, Window
+from edgesplit.messages import PhaseSeconds, PowerSeen, SliceSeconds, Telemetry, Window
 from edgesplit.plan import Conditions
 from edgesplit.report import PHASES, Report, phases
 from edgesplit.seen.histogram import Histogram
@@ -18,6 +18,9 @@ from edgesplit_agent.active import ActiveRelease
 
 KEPT = 4096
 """Latencies of one window and model; beyond, the window's later ones are counted but not ranked."""
+LEARNT_RUNS = 5
+"""A slice that ran less often is not told of: its first runs load caches and fill arenas."""
+MOST_SLICES = 64
 
 
 @dataclass
@@ -121,9 +124,16 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
             for name in PHASES
             if name in tally.phases
         ),
+        slices=learnt(release) if tally.requests else (),
         joules=tally.joules / max(1, tally.weighed),
         joules_basis=tally.joules_basis,
     )
+
+
+def learnt(release: ActiveRelease) -> tuple[SliceSeconds, ...]:
+    """What the release's slices take here, of those that ran often enough; the longest where they are too many."""
+    known = [SliceSeconds(*one) for one in release.learnt() if one[2] >= LEARNT_RUNS]
+    return tuple(sorted(known, key=lambda one: one.seconds, reverse=True)[:MOST_SLICES])
 
 
 def quantile(values: list[float], part: float) -> float:
@@ -146,6 +156,7 @@ def telemetry(
         sequence=sequence,
         emulated=emulated,
         up_bytes_per_s=now.link.up_bytes_per_s,
+        down_bytes_per_s=now.link.down_bytes_per_s,
         rtt_s=now.link.rtt_s,
         remote_ok=now.remote_ok,
         models=windows,
@@ -167,4 +178,4 @@ def fitting(whole: Telemetry, most_bytes: int = LIMITS.telemetry_bytes) -> Telem
 
 
 def _bare(one: Window) -> Window:
-    return msgspec.structs.replace(one, phases=())
+    return msgspec.structs.replace(one, phases=(), slices=())

@@ -30,6 +30,7 @@ from edgesplit_cli.commands import (
     operators,
     plan,
     profiles,
+    replan,
     rollout,
     run_demo,
     up,
@@ -85,6 +86,10 @@ for command in (
     export.export,
 ):
     cli.add_command(command)
+for command in (replan.drift, replan.replan_policy):
+    models.model.add_command(command)
+for command in (replan.proposals, replan.accept, replan.dismiss):
+    rollout.rollout.add_command(command)
 
 
 def main() -> None:

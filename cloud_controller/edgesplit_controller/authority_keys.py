@@ -53,6 +53,13 @@ def signed(builder: Builder[Signed], key: AuthorityKey) -> Signed:
     return builder.sign(key, None if isinstance(key, Ed25519PrivateKey) else SHA256())
 
 
+def raw_bytes(key: AuthorityKey) -> bytes:
+    """The secret number alone, to derive other secrets from."""
+    if isinstance(key, Ed25519PrivateKey):
+        return key.private_bytes_raw()
+    return key.private_numbers().private_value.to_bytes(32, "big")
+
+
 def _load(path: Path) -> object | None:
     try:
         return serialization.load_pem_private_key(path.read_bytes(), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,10 +67,15 @@ class BlobStore:
         """A fresh path on the same file system, to write to and then `put_file`."""
         return self._incoming / uuid.uuid4().hex
 
-    def clear_incoming(self) -> None:
-        """Forget uploads that a killed process left half; only while no other uses this folder."""
+    def clear_incoming(self, older_than_s: float = 0.0) -> None:
+        """Forget uploads that a killed process left half; those that nobody wrote to for so long, where other
+        processes use this folder too."""
         for left in self._incoming.iterdir():
-            left.unlink(missing_ok=True)
+            try:
+                if time.time() - left.stat().st_mtime >= older_than_s:
+                    left.unlink()
+            except FileNotFoundError:
+                continue
 
     def get(self, sha256: str) -> bytes:
         """The blob's bytes, checked."""

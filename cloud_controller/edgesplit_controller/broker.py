@@ -33,9 +33,12 @@ from edgesplit.lifetime import ending_with_us
 from edgesplit.limits import LIMITS
 from edgesplit.messages import ROOT
 from edgesplit.mqtt import PACKET_BYTES
+from edgesplit_controller.settings import PROCESSES
 
 CONTROLLER: Final = "controller"
 """The certificate name that may read and write everything of ours."""
+CONTROLLERS: Final = (CONTROLLER, *(f"{CONTROLLER}.{number}" for number in range(2, PROCESSES + 1)))
+"""Of each process of one controller; no device can be called so, for their names have no dot."""
 DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch")
 DEVICE_READS: Final = ("desired", "fetched")
 SAVE_EVERY_S: Final = 30
@@ -52,7 +55,7 @@ _log = logging.getLogger("edgesplit.broker")
 
 def access_rules() -> str:
     """Who may do what, as mosquitto's acl_file: a device writes and reads under its own name, and reads chunks."""
-    lines = [f"user {CONTROLLER}", f"topic readwrite {ROOT}/#", ""]
+    lines = [line for name in CONTROLLERS for line in (f"user {name}", f"topic readwrite {ROOT}/#", "")]
     lines += [f"pattern write {ROOT}/%u/{kind}" for kind in DEVICE_WRITES]
     lines += [f"pattern read {ROOT}/%u/{kind}" for kind in DEVICE_READS]
     lines += [f"pattern read {ROOT}/chunk/+"]

@@ -20,6 +20,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -30,6 +32,7 @@ from edgesplit.identity import Credentials, load_or_make_key, private_pem
 from edgesplit_controller.authority_keys import (
     load_or_make_authority_key,
     load_or_make_web_key,
+    raw_bytes,
     signed,
 )
 
@@ -136,6 +139,11 @@ class Authority:
             x509.CRLNumber(int(now.timestamp() * 1000)), critical=False
         )
         return signed(listed, self._key).public_bytes(Encoding.PEM)
+
+    def secret(self, purpose: str) -> str:
+        """A word for that purpose which every process of this installation knows, and nobody else."""
+        key = raw_bytes(self._key)
+        return HKDF(algorithm=SHA256(), length=16, salt=None, info=f"edgesplit {purpose}".encode()).derive(key).hex()
 
     def takeover_context(self, name: str) -> ssl.SSLContext:
         """For connecting once under a device's own name, so that the broker ends the session which that name has.

@@ -32,6 +32,7 @@ from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_prof
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing, signature
+from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.rollout.asked import PLAIN, Asked
 from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, Wanted
@@ -117,6 +118,7 @@ class Controller:
     addresses: Addresses
     signing: Signing
     exporting: Exporting
+    replanner: Replanner
 
     def within(self, groups: frozenset[str] | None) -> Controller:
         """The same controller, for a caller for whom only devices of these groups exist; None: all do."""

@@ -1,36 +1,34 @@
 """The controller's tables, and transactions over them. What a table holds is said at its class; no SQL beyond it.
 
-SQLite (WAL, every commit synced) by default; nothing here is SQLite's own but `_tune_sqlite`, so that PostgreSQL can
-take its place. Times are Unix seconds. A write transaction takes the write lock when it begins, so that what it read
-is still true when it commits.
+SQLite (WAL, every commit synced) by default, PostgreSQL by URL; nothing here is one's own (`engines` opens them).
+Times are Unix seconds. A write transaction takes the write lock when it begins, so that what it read is still true
+when it commits.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
-    Engine,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
     UniqueConstraint,
-    create_engine,
-    event,
+    select,
 )
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.callers import OWNER, who_asks
-from edgesplit_controller.schema import bring_up_to_date, shown
+from edgesplit_controller.engines import POSTGRESQL, in_our_words, open_engine, shown
+from edgesplit_controller.schema import bring_up_to_date
 
 Json = dict[str, Any]
 
@@ -142,6 +140,8 @@ class Device(Table):
     statement: Mapped[bytes | None]
     """Encoded `release.Signed`: what is retained on its `desired` topic."""
     statement_expires: Mapped[float] = mapped_column(default=0.0)
+    stated: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Counter of the statement that the broker has acknowledged; -1 where it was told to forget a revoked device."""
     session: Mapped[int] = mapped_column(default=0)
     alive: Mapped[bool] = mapped_column(default=False)
     """The newest session was born and has not died."""
@@ -286,49 +286,75 @@ class Event(Table):
 
 
 class Database:
-    """Transactions: `with database.write() as session`, `with database.read() as session`."""
+    """Transactions: `with database.write() as session`, `with database.read() as session`.
+
+    A trouble of the database is told as `Unavailable` or `Busy`, and then nothing was changed.
+    """
 
     def __init__(self, url: str) -> None:
-        self._engine = create_engine(url)
-        if self._engine.dialect.name == "sqlite":
-            _tune_sqlite(self._engine)
+        """`sqlite:///FILE`, or `postgresql://USER:PASSWORD@HOST/NAME`."""
+        self._engine = open_engine(url)
         try:
             bring_up_to_date(self._engine)
         except SQLAlchemyError as error:
             raise UsageError(f"cannot open the database {shown(self._engine)}: {error.__cause__ or error}") from error
-        self._writers = sessionmaker(self._engine, expire_on_commit=False)
-        self._readers = sessionmaker(self._engine.execution_options(edgesplit_read=True), expire_on_commit=False)
+        isolation = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.shared else {}
+        self._writers = self._sessions(edgesplit="write")
+        self._hearers = self._sessions(edgesplit="hear")
+        self._readers = self._sessions(edgesplit="read", **isolation)
+
+    @property
+    def shared(self) -> bool:
+        """Can controllers on other machines use it too?"""
+        return self._engine.dialect.name == POSTGRESQL
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A transaction that commits when the block ends well, and never happened otherwise."""
-        with self._writers.begin() as session:
+        """A transaction that commits when the block ends well, and never happened otherwise.
+
+        Writers come one at a time, so that what one has read is still true when it commits. Of a device that is true
+        besides what it says of itself (`hear`), unless the writer holds it (`held`).
+        """
+        with self._translated(), self._writers.begin() as session:
+            yield session
+
+    @contextmanager
+    def hear(self, devices: Iterable[str] = ()) -> Iterator[Session]:
+        """A write transaction for what comes all the time: it waits for no other one, but where that changes one of
+        these devices, which it holds from the beginning. On SQLite it is a writer like any other."""
+        with self._translated(), self._hearers.begin() as session:
+            if self.shared and (names := sorted(set(devices))):
+                held = select(Device.name).where(Device.name.in_(names)).order_by(Device.name)
+                session.execute(held.with_for_update(key_share=True))
             yield session
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A consistent view; rows stay readable after the block."""
-        with self._readers() as session:
+        with self._translated(), self._readers() as session:
             yield session
 
     def close(self) -> None:
         """Let go of every connection."""
         self._engine.dispose()
 
+    def _sessions(self, **options: Any) -> sessionmaker[Session]:
+        return sessionmaker(self._engine.execution_options(**options), expire_on_commit=False)
 
-def _tune_sqlite(engine: Engine) -> None:
-    """WAL with every commit synced; transactions begun by us, for the driver's own would begin too late."""
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            told = in_our_words(error, self._engine)
+            if told is None:
+                raise
+            raise told from error
 
-    @event.listens_for(engine, "connect")
-    def connect(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}")
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Any) -> None:
-        reading = connection.get_execution_options().get("edgesplit_read", False)
-        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+def held(session: Session, device: str) -> Device | None:
+    """The device as it is now, which nobody else changes, nor hears, before this transaction ends."""
+    return session.get(Device, device, with_for_update={"key_share": True})
 
 
 def record(session: Session, at: float, who: str, what: str, subject: str, /, **detail: Any) -> None:

@@ -10,10 +10,7 @@ certificate's name.
 from __future__ import annotations
 
 import logging
-import queue
 import re
-import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +20,7 @@ from edgesplit import messages
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.names import sha256_hex
+from edgesplit.pace import THREADS, Pace, Running
 from edgesplit_controller import floods
 
 log = logging.getLogger(__name__)
@@ -46,7 +44,11 @@ SAID: Mapping[str, type[messages.Message]] = {
     "telemetry": messages.Telemetry,
 }
 ASKED: type[messages.FetchMetadata | messages.FetchChunks] = messages.FetchMetadata | messages.FetchChunks  # type: ignore[assignment]
-SUBSCRIPTIONS = tuple(messages.topic("+", kind) for kind in ("birth", "reported", "telemetry", "fetch"))
+RETAINED = tuple(messages.topic("+", kind) for kind in ("birth", "reported"))
+"""What the broker repeats to whoever subscribes: for one process, which misses nothing when it takes over."""
+SPREAD = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch"))
+"""What comes all the time: each message for any one of the processes."""
+SUBSCRIPTIONS = (*RETAINED, *SPREAD)
 _METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
 
 
@@ -112,8 +114,8 @@ class ChunkQueue:
 class Inbox:
     """Messages by device, each device's share bounded, taken out in batches."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, pace: Pace = THREADS) -> None:
+        self._changed = pace.condition()
         self._waiting: deque[tuple[str, messages.Message, bytes | None]] = deque()
         self._of: Counter[str] = Counter()
         self._closed = False
@@ -164,56 +166,58 @@ class Sources:
     """The signed statements of the devices named (None: of all); empty bytes for a device that is to be forgotten."""
     flooding: Callable[[str, int], None] = lambda device, dropped: None
     """A device floods, and so many of its messages were dropped: do what can be done about it."""
+    confirm: Callable[[Mapping[str, bytes]], Collection[str]] = lambda published: ()
+    """Remember what was published, by device; the devices for whom something else is stored by now."""
+    leads: Callable[[], bool] = lambda: True
+    """Is it this process that repeats everything when the broker may have forgotten?"""
 
 
 class Delivery:
     """The workers around one MQTT session. `on_message` and `on_connect` are given to the session."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, pace: Pace = THREADS) -> None:
+        self._pace = pace
         self._sources = sources
         self._channel: Channel | None = None
-        self._said, self._asked = Inbox(), Inbox()
+        self._said, self._asked = Inbox(pace), Inbox(pace)
         self._chunks = ChunkQueue()
-        self._chunks_changed = threading.Condition()
+        self._chunks_changed = pace.condition()
         self._closed = False
-        self._ended = threading.Event()
-        self._stating = threading.Condition()
+        self._ending = pace.condition()
+        self._stating = pace.condition()
         self._to_state: set[str] | None = set()
         """Devices to be told anew; None: all of them."""
         self._to_forget: set[str] = set()
         self._purses = floods.Purses()
-        self._purses_lock = threading.Lock()
-        self._floods: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=work, name=f"delivery-{work.__name__.strip('_')}", daemon=True)
-            for work in (self._take_in, self._answer, self._stream, self._state_all, self._tell_of_floods)
-        ]
+        self._purses_changed = pace.condition()
+        self._flooding: deque[str] = deque()
+        """To be told of."""
+        self._workers: list[Running] = []
         self.dropped: Counter[str] = Counter()
         """Malformed and excess messages, by device."""
 
     def start(self, channel: Channel) -> None:
         """Begin to work on `channel`."""
         self._channel = channel
-        for thread in self._threads:
-            thread.start()
+        for work in (self._take_in, self._answer, self._stream, self._state_all, self._tell_of_floods):
+            self._workers.append(self._pace.start(work, f"delivery-{work.__name__.strip('_')}"))
 
     def stop(self) -> None:
         """End every worker, after what was taken in is kept."""
         self._said.close()
         self._asked.close()
-        self._ended.set()
-        self._floods.put(None)
-        with self._chunks_changed:
-            self._closed = True
-            self._chunks_changed.notify_all()
-        with self._stating:
-            self._stating.notify_all()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(timeout=10)
+        self._closed = True
+        for waited_for in (self._ending, self._purses_changed, self._chunks_changed, self._stating):
+            with waited_for:
+                waited_for.notify_all()
+        for worker in self._workers:
+            worker.join(timeout=10)
 
     def on_connect(self) -> None:
-        """The session is up (again): state everything anew, for the broker may have forgotten."""
+        """The session is up (again), or this process leads now: state everything anew, for the broker may have
+        forgotten, and who led before may have been killed."""
+        if not self._sources.leads():
+            return
         with self._stating:
             self._to_state = None
             self._stating.notify_all()
@@ -252,13 +256,18 @@ class Delivery:
         self._charge(device, floods.CONNECTION)
 
     def _charge(self, device: str, units: float) -> None:
-        with self._purses_lock:
-            tell = self._purses.spend(device, units, time.monotonic())
-        if tell:
-            self._floods.put(device)
+        with self._purses_changed:
+            if self._purses.spend(device, units, self._pace.monotonic()):
+                self._flooding.append(device)
+                self._purses_changed.notify()
+
+    def _next_flood(self) -> str | None:
+        with self._purses_changed:
+            self._purses_changed.wait_for(lambda: self._flooding or self._closed)
+            return None if self._closed else self._flooding.popleft()
 
     def _tell_of_floods(self) -> None:
-        while (device := self._floods.get()) is not None:
+        while (device := self._next_flood()) is not None:
             log.warning("device %s floods: nothing of it is taken in until it has calmed down", device)
             try:
                 self._sources.flooding(device, self.dropped[device])
@@ -289,12 +298,21 @@ class Delivery:
     def _take_in(self) -> None:
         while (batch := self._said.take(500)) is not None:
             said = [(device, message) for device, message, _ in batch]
-            try:
-                self._sources.hear(said)
-            except Exception:
-                log.exception("could not keep what %d messages said: one by one", len(said))
-                for one in said:
-                    self._take_in_alone(one)
+            while not self._is_kept(said) and not self._ended.wait(RESTATE_S):
+                pass
+
+    def _is_kept(self, said: list[tuple[str, messages.Message]]) -> bool:
+        """False while the database is away: what comes meanwhile waits, as far as there is room."""
+        try:
+            self._sources.hear(said)
+        except LinkError as error:
+            log.warning("could not keep what %d messages said, trying again: %s", len(said), error)
+            return False
+        except Exception:
+            log.exception("could not keep what %d messages said: one by one", len(said))
+            for one in said:
+                self._take_in_alone(one)
+        return True
 
     def _take_in_alone(self, said: tuple[str, messages.Message]) -> None:
         """What one device says must not cost another's words."""
@@ -331,11 +349,11 @@ class Delivery:
                 )
         elif isinstance(wish, messages.FetchChunks):
             chunks = check_wish(wish, self._sources.release_chunks)
-            with self._purses_lock:
-                again = self._purses.again(device, chunks, time.monotonic())
+            with self._purses_changed:
+                again = self._purses.again(device, chunks, self._pace.monotonic())
             self._charge(device, again * floods.AGAIN)
             with self._chunks_changed:
-                self.dropped[device] += self._chunks.ask(device, wish.release, chunks, time.monotonic())
+                self.dropped[device] += self._chunks.ask(device, wish.release, chunks, self._pace.monotonic())
                 self._chunks_changed.notify()
 
     def _metadata(self, path: str) -> bytes | None:
@@ -363,32 +381,37 @@ class Delivery:
     def _await_chunks(self) -> list[str] | None:
         with self._chunks_changed:
             while not self._closed:
-                if ready := self._chunks.take(time.monotonic()):
+                if ready := self._chunks.take(self._pace.monotonic()):
                     return ready
                 due = self._chunks.next_due()
-                self._chunks_changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+                self._chunks_changed.wait(None if due is None else max(0.0, due - self._pace.monotonic()))
         return None
 
     def _state_all(self) -> None:
-        """State what is due; a link that fails ends the round, and after a moment everything is stated anew."""
+        """State what is due; a link that fails ends the round, and after a moment all of that is stated anew."""
         while (due := self._await_stating()) is not None:
             forgotten, told = due
             try:
-                for device in forgotten:
+                for device in sorted(forgotten):
                     self._state(device, b"")
-                for device, statement in self._sources.statements(told).items():
+                statements = self._sources.statements(told)
+                for device, statement in statements.items():
                     self._state(device, statement)
+                if statements and (newer := self._sources.confirm(statements)):
+                    self.tell(newer)
             except LinkError as error:
                 log.info("could not state what devices shall run: %s", error)
-                self._state_again(forgotten)
+                self._state_again(forgotten, told)
             except Exception:
                 log.exception("could not state what devices shall run")
 
-    def _state_again(self, forgotten: Collection[str]) -> None:
-        self._ended.wait(RESTATE_S)
+    def _state_again(self, forgotten: Collection[str], told: Collection[str] | None) -> None:
+        with self._ending:
+            self._ending.wait_for(lambda: self._closed, RESTATE_S)
         with self._stating:
             self._to_forget.update(forgotten)
-            self._to_state = None
+            both = told is not None and self._to_state is not None
+            self._to_state = {*(self._to_state or ()), *(told or ())} if both else None
 
     def _await_stating(self) -> tuple[Collection[str], Collection[str] | None] | None:
         """The devices to be forgotten and those to be told (None: all); None at the end."""

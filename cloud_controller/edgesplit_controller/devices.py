@@ -34,6 +34,7 @@ from edgesplit_controller.database import (
     Flood,
     Starts,
     TelemetryRow,
+    held,
     record,
 )
 from edgesplit_controller.refusals import Conflict, Forbidden, NotAllowed, unknown
@@ -178,6 +179,7 @@ class Devices:
         now = self._now()
         with self._database.write() as session:
             claim = _good_claim(session, token, key, now)
+            held(session, claim.device)
             certificate = issue(csr_pem, claim.device)
             claim.used, claim.public_key_sha256 = claim.used or now, key
             others = (ClaimRow.device == claim.device, ClaimRow.used.is_(None))
@@ -197,7 +199,7 @@ class Devices:
         key, now, serial = public_key_sha256(csr_pem), self._now(), str(old.serial_number)
         with self._database.write() as session:
             row = session.get(CertificateRow, serial)
-            device = session.get(Device, row.device) if row is not None else None
+            device = held(session, row.device) if row is not None else None
             if row is None or device is None or row.revoked or device.revoked:
                 raise Forbidden("this certificate was revoked: the device needs a claim (`edgectl device claim`)")
             certificate = issue(csr_pem, device.name)
@@ -208,9 +210,9 @@ class Devices:
     def revoked_serials(self) -> list[int]:
         """Of every certificate that must not be believed: revoked, or of a device that is held off for a flood."""
         with self._database.read() as session:
-            held = select(Flood.device).where(Flood.held_until > self._now())
+            away = select(Flood.device).where(Flood.held_until > self._now())
             gone = select(CertificateRow.serial).where(
-                CertificateRow.revoked.is_not(None) | CertificateRow.device.in_(held)
+                CertificateRow.revoked.is_not(None) | CertificateRow.device.in_(away)
             )
             return [int(serial) for serial in session.scalars(gone)]
 
@@ -219,7 +221,7 @@ class Devices:
         already stays so, no longer."""
         now = self._now()
         with self._database.write() as session:
-            device = session.get(Device, name)
+            device = held(session, name)
             if device is None or device.revoked:
                 return False
             flood = session.get(Flood, name)
@@ -260,7 +262,8 @@ class Devices:
     def revoke(self, name: str) -> None:
         """Forget what the device shall run and take it for dead; its certificates are revoked, its name is free."""
         with self._database.write() as session:
-            device = _device(session, name, self._groups)
+            shown = _device(session, name, self._groups)
+            device = held(session, name) or shown
             if device.revoked:
                 raise Conflict(f"device {name!r} is revoked already")
             now = self._now()
@@ -317,8 +320,9 @@ class Devices:
         now = self._now()
         intruders: set[str] = set()
         superseded = False
-        with self._database.write() as session:
-            for name, message in heard:
+        said = list(heard)
+        with self._database.hear(name for name, _ in said) as session:
+            for name, message in said:
                 device = session.get(Device, name)
                 if device is None:
                     continue

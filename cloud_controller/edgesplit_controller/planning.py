@@ -29,6 +29,7 @@ from edgesplit_partitioner.foreign_costs import check_servable, foreign_costs, p
 from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
 from edgesplit_partitioner.measure_slices import Cuts, Whole, believed, corrected, measured_whole
+from edgesplit_partitioner.measured_costs import Measured, as_measured
 from edgesplit_partitioner.side_limits import as_limits, check_first
 from edgesplit_partitioner.slicing import atoms, cut_sets, cut_slices
 from edgesplit_partitioner.trace import LayerTime
@@ -230,22 +231,38 @@ class Planning:
             costs = with_tier(costs, loaded.graph, name, beyond, loaded.prepared.format)
         return costs
 
-    def plan(self, model: Model, device_class: str, link: Link, wish: Wish, through: Through | None = None) -> Plan:
+    def plan(
+        self,
+        model: Model,
+        device_class: str,
+        link: Link,
+        wish: Wish,
+        through: Through | None = None,
+        measured: Measured | None = None,
+    ) -> Plan:
         """The plan of one model for one device class and its first link: to this machine, or to the gateway. A server
-        that is not ours is reached directly."""
+        that is not ours is reached directly. `measured`: what devices of the class measured at work counts in place of
+        what was predicted."""
         through = None if wish.server else through
         tiers = {EDGE: through.device_class} if through else {}
         links = links_through(link, through)
-        costs, wish = self._asked(model, self.costs(model, device_class, lossy=wish.lossy, tiers=tiers), links, wish)
+        costs = self.costs(model, device_class, lossy=wish.lossy, tiers=tiers)
+        costs, wish = self._asked(model, costs, links, wish, measured)
         return plan(costs, links, objective=wish.objective, limits=wish.planner_limits(), codecs=wish.codecs)
 
-    def _asked(self, model: Model, costs: Costs, links: Mapping[str, Link], wish: Wish) -> tuple[Costs, Wish]:
+    def _asked(
+        self, model: Model, costs: Costs, links: Mapping[str, Link], wish: Wish, measured: Measured | None = None
+    ) -> tuple[Costs, Wish]:
         """The costs that the wish is planned with, and the wish as the server that finishes leaves it possible."""
         if wish.server is not None:
             check_servable(model.ref, self._registry.load(model).prepared.format)
             costs = foreign_costs(costs, wish.server)
             limits = possible(wish.planner_limits(), costs)
             wish = msgspec.structs.replace(wish, partition="auto", limits=limits)
+        costs = as_measured(costs, measured) if measured else costs
+        if measured is not None and measured.remote:
+            check_first(costs, as_limits(wish.planner_limits()))
+            return costs, wish  # measured at work is measured whole
         return self._checked(model, costs, links, wish), wish
 
     def describe(self, model: Model, device_class: str, link_text: str, wish: Wish) -> dict[str, Any]:

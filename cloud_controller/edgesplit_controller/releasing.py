@@ -48,6 +48,7 @@ from edgesplit_controller.registry import LoadedModel, Registry
 from edgesplit_controller.repository import RELEASE_KEY_ELSEWHERE
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.graph import LayerGraph
+from edgesplit_partitioner.measured_costs import Measured
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_sets, cut_slices
 
 REMEMBERED = 8
@@ -130,10 +131,11 @@ class Releasing:
         *,
         recut: bool = False,
         through: Mapping[str, Through] | None = None,
+        measured: Mapping[str, Measured] | None = None,
     ) -> tuple[str, Manifest]:
-        """The release of `model` for these device classes (each with the first link that it is planned for, and the
-        gateway at its end, if there is one), to be signed: with `recut` by the planner, as another cut of the model's
-        newest release.
+        """The release of `model` for these device classes (each with the first link that it is planned for, the gateway
+        at its end, if there is one, and what it measured at work, if that shall count), to be signed: with `recut` by
+        the planner, as another cut of the model's newest release.
 
         Everything that a device or the offload server may ask for is kept; nothing is known of it yet. UsageError where
         there is no release to cut anew.
@@ -146,7 +148,9 @@ class Releasing:
             )
         loaded = self._registry.load(model)
         planned = {
-            device_class: self._planning.plan(model, device_class, link, wish, (through or {}).get(device_class))
+            device_class: self._planning.plan(
+                model, device_class, link, wish, (through or {}).get(device_class), (measured or {}).get(device_class)
+            )
             for device_class, link in links.items()
         }
         tables = {

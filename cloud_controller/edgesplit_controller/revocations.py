@@ -8,14 +8,16 @@ it was revoked slipped in between the two: whoever hears it calls `cut` again.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from edgesplit.durable import write_durably
+from edgesplit.durable import make_folders, write_durably
 from edgesplit.mqtt import Session
 from edgesplit_controller.ca import Authority
 
@@ -43,28 +45,65 @@ class Revocations:
         files: Sequence[Path],
         broker: tuple[str, int],
     ) -> None:
+        """The first of `files` is what `notice` looks at; the lock lies beside it."""
         self._authority = authority
         self._revoked = revoked
         self._files = files
         self._broker = broker
         self._readers: list[ListReader] = []
+        self._watching: list[ListReader] = []
         self._publishing = threading.Lock()
+        self._listed: frozenset[int] | None = None
+        """What this process published last."""
+        self._noticed = 0
         self._due: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._waiting: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="revocations", daemon=True)
 
-    def tell(self, reader: ListReader) -> None:
-        """Let `reader` know of every list from now on."""
+    def tell(self, reader: ListReader, *, of_others: bool = False) -> None:
+        """Let `reader` know of every list that this process publishes, and with `of_others` of every list."""
         self._readers.append(reader)
+        if of_others:
+            self._watching.append(reader)
 
     def publish(self) -> None:
         """Write the list as it is now, and let everybody read it."""
-        with self._publishing:
-            listed = self._authority.revocation_list(self._revoked())
+        with self._publishing, self._alone():
+            self._listed = frozenset(self._revoked())
+            listed = self._authority.revocation_list(self._listed)
             for file in self._files:
                 write_durably(file, listed)
+            self._noticed = self._changed()
             for reader in self._readers:
                 reader.reload()
+
+    def publish_if_changed(self) -> None:
+        """Publish where something else is stored than this process published last."""
+        if frozenset(self._revoked()) != self._listed:
+            self.publish()
+
+    def notice(self) -> None:
+        """Let the readers know that another process has published."""
+        changed = self._changed()
+        if changed != self._noticed:
+            self._noticed = changed
+            for reader in self._watching:
+                reader.reload()
+
+    def _changed(self) -> int:
+        try:
+            return self._files[0].stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process publishes meanwhile."""
+        lock = self._files[0].with_name(".publishing")
+        make_folders(lock.parent)
+        with lock.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def cut(self, device: str) -> None:
         """End, soon, the session that this device has with the broker. Returns at once."""

@@ -6,21 +6,25 @@ takes them and the others wait; a database that a newer program has changed is r
 
 from __future__ import annotations
 
+import logging
 import pkgutil
 import threading
 from importlib import import_module
+from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, MetaData, inspect, text
 
 import edgesplit_controller
 from edgesplit.errors import UsageError
+from edgesplit_controller import migrations
+from edgesplit_controller.engines import POSTGRESQL, shown
 
 LOCK = 0x65646765_73706C69
 """PostgreSQL's number of the lock that changes of the schema take."""
+logging.getLogger("alembic").setLevel(logging.WARNING)
 _one_at_a_time = threading.Lock()
 """alembic keeps what it works on in its module."""
 
@@ -35,32 +39,33 @@ def known_tables() -> MetaData:
     return Table.metadata
 
 
-def bring_up_to_date(engine: Engine) -> None:
-    """Take every step that this database has not taken yet."""
-    steps = _steps()
-    newest = ScriptDirectory.from_config(steps).get_current_head()
+def bring_up_to_date(engine: Engine, until: str = "head") -> None:
+    """Take every step that this database has not taken yet, to the newest or `until` an older one."""
+    steps = ScriptDirectory(str(Path(migrations.__file__).parent))
+    newest = steps.get_current_head()
     with _one_at_a_time, engine.begin() as connection:
-        if engine.dialect.name == "postgresql":
+        if engine.dialect.name == POSTGRESQL:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
         taken = MigrationContext.configure(connection).get_current_revision()
         if taken == newest:
             return
         _refuse_newer(taken, steps, engine)
-        adopted = taken is None and inspect(connection).has_table("models")
-        steps.attributes["connection"] = connection
-        command.upgrade(steps, "head")
+        adopted = taken is None and until == "head" and inspect(connection).has_table("models")
+        _take(steps, connection, until)
         if adopted:
             _refuse_older_than_first(connection, engine)
 
 
-def _steps() -> Config:
-    config = Config()
-    config.set_main_option("script_location", "edgesplit_controller:migrations")
-    return config
+def _take(steps: ScriptDirectory, connection: Connection, until: str) -> None:
+    """Every step that is due, in the connection's transaction."""
+    due = {"fn": lambda taken, _context: steps._upgrade_revs(until, taken)}
+    context = MigrationContext.configure(connection, opts=due)
+    with Operations.context(context):
+        context.run_migrations()
 
 
-def _refuse_newer(taken: str | None, steps: Config, engine: Engine) -> None:
-    known = {step.revision for step in ScriptDirectory.from_config(steps).walk_revisions()}
+def _refuse_newer(taken: str | None, steps: ScriptDirectory, engine: Engine) -> None:
+    known = {step.revision for step in steps.walk_revisions()}
     if taken is not None and taken not in known:
         raise UsageError(
             f"the database {shown(engine)} was changed by a newer edgesplit (its tables are at step {taken}, this"
@@ -78,8 +83,3 @@ def _refuse_older_than_first(connection: Connection, engine: Engine) -> None:
                 f"the table {table.name} of {shown(engine)} lacks {', '.join(missing)}: it was made by an edgesplit"
                 " before 0.1; begin with an empty data folder"
             )
-
-
-def shown(engine: Engine) -> str:
-    """The database as people know it, without a password."""
-    return engine.url.database or "" if engine.dialect.name == "sqlite" else repr(engine.url)

@@ -16,12 +16,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
+from edgesplit.links import host_and_port
 from edgesplit.seen.logs import Format
 
+BrokerKind = Literal["mosquitto", "emqx"]
+"""Brokers that somebody else may run for us."""
+PROCESSES = 16
+"""Of one controller, on all machines together: as many names the broker knows."""
 PORTS = ("api_port", "mqtt_port", "offload_port")
 _CHOSEN = range(15_000, 32_000)
 """Below Linux's range for outgoing connections, so that a remembered port is not lost to one of them."""
@@ -49,6 +54,20 @@ class Settings:
     """ADDRESS:PORT of the same for the offload server; empty: nowhere."""
     log_format: Format = "text"
     """Of this process's log lines, and the offload server's."""
+    database: str = ""
+    """URL of PostgreSQL; empty: SQLite in the data folder."""
+    broker: str = ""
+    """mqtts://HOST:PORT of a broker that somebody else runs; empty: our own, as a supervised child."""
+    broker_told: str = ""
+    """HOST:PORT that devices are told instead of `broker`."""
+    on_revocation: str = ""
+    """Command that brings a new revocation list to that broker."""
+    processes: int = 1
+    """Controller processes on this machine, behind one address."""
+    join: bool = False
+    """Be a further process of a controller that runs elsewhere on the same database and folder."""
+    api_url: str = ""
+    """What devices are told instead of our own API's address."""
     model_bytes: int = 16 * 2**30
     """Largest model file taken."""
     stale_after_s: float = 10.0
@@ -59,6 +78,31 @@ class Settings:
     def __post_init__(self) -> None:
         for host in self.hosts:
             check_host(host)
+        if self.broker:
+            broker_address(self.broker)
+        if self.broker_told:
+            host_and_port(self.broker_told, "broker")
+        if self.on_revocation and not self.broker:
+            raise UsageError("--on-revocation is for a broker of your own: give it with --broker")
+        if not 1 <= self.processes <= PROCESSES:
+            raise UsageError(f"--processes is 1 to {PROCESSES}, not {self.processes}")
+
+    @property
+    def database_url(self) -> str:
+        """The database that is used."""
+        return self.database or f"sqlite:///{self.data / 'controller.db'}"
+
+    @property
+    def broker_address(self) -> tuple[str, int]:
+        """Where we reach the broker."""
+        return broker_address(self.broker) if self.broker else (self.own_address, self.mqtt_port)
+
+    @property
+    def told_broker(self) -> tuple[str, int]:
+        """Where devices reach it."""
+        if self.broker_told:
+            return host_and_port(self.broker_told, "broker")
+        return self.broker_address if self.broker else (self.host, self.mqtt_port)
 
     @property
     def address(self) -> str:
@@ -98,6 +142,16 @@ def check_host(host: str) -> None:
             ) from None
         if re.fullmatch(r"[0-9.]+", name):
             raise UsageError(f"--host {host[:80]!r} is no IP address, as in 10.0.0.2") from None
+
+
+def broker_address(url: str) -> tuple[str, int]:
+    """Host and port of mqtts://HOST[:PORT]; UsageError for anything else."""
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() != "mqtts" or not rest.strip("/"):
+        raise UsageError(f"--broker {url[:80]!r} is no broker's URL: mqtts://HOST:8883 (mutual TLS is needed)")
+    place = rest.rstrip("/")
+    bare = not re.search(r":\d+$", place) or (place.count(":") > 1 and "]" not in place)
+    return host_and_port(f"{place}:8883" if bare else place, "broker")
 
 
 def url_host(host: str) -> str:

@@ -1,9 +1,10 @@
 """`edgectl up`: everything that makes a controller, started in order and stopped in the opposite one.
 
 All state is in one data folder and survives SIGKILL at any moment; a second start finds it again. What cannot be
-started is told in one line (UsageError).
+started is told in one line (UsageError). A further process (`join`) has database and folder in common with the one that
+came first, and starts neither broker nor offload server.
 
-    DATA/controller.db    models, devices, releases, deployments    DATA/lock             who runs on this folder
+    DATA/controller.db    SQLite, unless there is --database        DATA/lock             who runs on this folder
     DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
     DATA/keys/            authority, certificates, content.key      DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
@@ -24,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ import edgesplit
 from edgesplit import messages
 from edgesplit.children import Child
 from edgesplit.durable import write_durably
-from edgesplit.errors import EdgeError, UsageError
+from edgesplit.errors import UsageError
 from edgesplit.identity import Credentials
 from edgesplit.lifetime import on_stop_signals, wait_until
 from edgesplit.mqtt import Session
@@ -45,52 +47,68 @@ from edgesplit_controller import metrics
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.blobs import BlobStore
-from edgesplit_controller.broker import CONTROLLER, Broker
+from edgesplit_controller.broker import Broker
+from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.database import Database, Device
-from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
+from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
 from edgesplit_controller.exporting import Exporting
 from edgesplit_controller.gatekeeping import open_gate
 from edgesplit_controller.gateways import Gateways
+from edgesplit_controller.leases import Lease, forget_leases
 from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
+from edgesplit_controller.processes import Place, start_further, take_place
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
+from edgesplit_controller.replan.replanner import Replanner
+from edgesplit_controller.replan.watching import watch
 from edgesplit_controller.repository import Repository
+from edgesplit_controller.revocation_command import RevocationCommand
 from edgesplit_controller.revocations import Revocations
 from edgesplit_controller.rollout.engine import RolloutLoop, Rollouts
 from edgesplit_controller.rotation import Rotation
-from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
+from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
 from edgesplit_controller.signing import Signing
+from edgesplit_controller.stating import Stating
+from edgesplit_controller.tending import Tending
 
 log = logging.getLogger(__name__)
 
 LEFTOVER_S = 15.0
 """How long the children of a killed controller may take to let go of their ports."""
 CONNECT_S = 15.0
-TEND_S = 60.0
-TELL_S = 86_400.0
-"""Between two times that the log is told what an operator must do about the keys."""
+ABANDONED_S = 3_600.0
+"""An upload that grew no more for so long is nobody's: other processes may be receiving the others."""
 OFFLOAD = "offload"
 API = "api"
 REVOKED = "revoked.pem"
 
 
 def run(
-    settings: Settings, ready: Callable[[dict[str, Any]], None] | None = None, *, stop: threading.Event | None = None
+    settings: Settings,
+    ready: Callable[[dict[str, Any]], None] | None = None,
+    *,
+    stop: threading.Event | None = None,
+    listener: socket.socket | None = None,
 ) -> None:
-    """Run a controller until SIGTERM, SIGINT or `stop`; `ready` is told its addresses once everything works."""
+    """Run a controller until SIGTERM, SIGINT or `stop`; `ready` is told its addresses once everything works. With
+    `listener` the API answers there instead of at an address of its own."""
     if not logging.getLogger().handlers:
         logs.configure("info", settings.log_format)
     ending = stop or threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_stopped_by_signals(ending))
-        killed = stack.enter_context(_locked(settings.data))
-        addresses = _start(_with_free_ports(settings, LEFTOVER_S if killed else 0.0), stack, ending)
+        if settings.join:
+            known = settings if listener else _joined(settings)
+        else:
+            killed = stack.enter_context(_locked(settings.data))
+            known = _with_free_ports(settings, LEFTOVER_S if killed else 0.0)
+        addresses = _start(known, stack, ending, listener)
         if ready is not None:
             ready(addresses)
         wait_until(ending)
@@ -119,49 +137,91 @@ def offload_arguments(data: Path, *, port: int | None = None, bind: str | None =
     return [str(word) for pair in words.items() for word in pair]
 
 
-def _start(settings: Settings, stack: ExitStack, ending: threading.Event) -> dict[str, Any]:
+def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, installed_at: Path | None) -> list[Path]:
+    """The files for a broker at `settings.broker`, before or while a controller runs; their paths."""
+    if not settings.broker:
+        raise UsageError("say where that broker will be, as devices reach it: --broker mqtts://HOST:8883")
+    authority = Authority(settings.data / "keys")
+    database = Database(settings.database_url)
+    try:
+        devices = Devices(database, stale_after_s=settings.stale_after_s, now=time.time)
+        revoked = authority.revocation_list(devices.revoked_serials())
+    finally:
+        database.close()
+    names = dict.fromkeys((settings.told_broker[0], settings.broker_address[0]))
+    return write_broker_files(
+        kind, folder, authority, revoked, list(names), settings.broker_address[1], installed_at=installed_at
+    )
+
+
+def _start(
+    settings: Settings, stack: ExitStack, ending: threading.Event, listener: socket.socket | None
+) -> dict[str, Any]:
     """Start every part; `stack` stops them."""
     data = settings.data
+    database = Database(settings.database_url)
+    stack.callback(database.close)
+    if not (settings.join or database.shared):
+        forget_leases(database)  # the folder's lock says that we are alone
+    place, lease = take_place(database), Lease(database, "controller")
+    stack.callback(place.lease.release)
     authority = Authority(data / "keys")
     names = settings.certificate_hosts
-    credentials = {
-        name: authority.issue_server(name, names, to_browsers=name == API) for name in (API, "broker", OFFLOAD)
-    }
+    api_credentials = authority.issue_server(place.file_name(API), names, to_browsers=True)
     write_durably(data / "ca.pem", authority.ca_pem.encode())
     repository = Repository(data / "tuf")
     rotation = Rotation(repository)
-    repository.renew()
     (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
+    blobs = BlobStore(data / "blobs")
 
-    controller, delivery, revocations = _assemble(settings, authority, repository, rotation, stack)
-    controller.signing.catch_up()
+    controller, delivery, revocations = _assemble(settings, database, blobs, authority, repository, rotation, lease)
+    if not settings.join:
+        blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
+        repository.renew()
+        controller.signing.catch_up()
     revocations.publish()
-    revocations.tell(_broker(settings, credentials["broker"], delivery, stack))
-    _mqtt(settings, authority, delivery, stack)
+    if settings.on_revocation:
+        _told_of_revocations(settings, revocations, stack)
+    if not (settings.broker or settings.join):
+        broker_credentials = authority.issue_server("broker", names)
+        revocations.tell(_broker(settings, broker_credentials, delivery, stack), of_others=True)
+    _mqtt(settings, authority, delivery, place, lease, stack)
     stack.callback(revocations.stop)
     revocations.start()
-    loop = RolloutLoop(controller.rollouts)
+    loop = RolloutLoop(controller.rollouts, may_step=lease.held)
     stack.callback(loop.stop)
     loop.start()
+    if not settings.join:
+        authority.issue_server(OFFLOAD, names)
     if settings.offload:
         _offload(settings, stack)
-    _api(settings, controller, authority, credentials[API], stack, ending)
-    _tended(repository, rotation, controller, delivery, revocations, stack, ending)
+    listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
+    _api(settings, controller, authority, api_credentials, listener, heavy, stack, ending)
+    watch(controller.replanner.look, heavy.submit, lease.held, stack, ending)
+    tending = Tending(
+        repository, rotation, controller, delivery, revocations, Stating(database), lease, place.lease, ending
+    )
+    stack.callback(tending.stop)
+    tending.start()
+    start_further(_of_further(settings), listener, stack)
     addresses = _as_told(settings)
-    write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
-    stack.callback((data / "controller.json").unlink, missing_ok=True)
+    if not settings.join:
+        write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
+        stack.callback((data / "controller.json").unlink, missing_ok=True)
     return {**addresses, "notices": controller.signing.notices()}
 
 
 def _assemble(
-    settings: Settings, authority: Authority, repository: Repository, rotation: Rotation, stack: ExitStack
+    settings: Settings,
+    database: Database,
+    blobs: BlobStore,
+    authority: Authority,
+    repository: Repository,
+    rotation: Rotation,
+    lease: Lease,
 ) -> tuple[Controller, Delivery, Revocations]:
     """The parts that keep and decide, with nothing started yet."""
     data, now = settings.data, time.time
-    database = Database(f"sqlite:///{data / 'controller.db'}")
-    stack.callback(database.close)
-    blobs = BlobStore(data / "blobs")
-    blobs.clear_incoming()
     registry = Registry(database, blobs, now=now)
     planning = Planning(database, registry, now=now)
     content_keys = load_or_make_content_keys(data / "keys" / "content.key")
@@ -178,7 +238,7 @@ def _assemble(
         authority,
         devices.revoked_serials,
         [data / "broker" / REVOKED, data / OFFLOAD / REVOKED],
-        (settings.own_address, settings.mqtt_port),
+        settings.broker_address,
     )
 
     def hear(said: list[tuple[str, messages.Message]]) -> None:
@@ -222,6 +282,8 @@ def _assemble(
             hear=hear,
             statements=director.statements,
             flooding=flooding,
+            confirm=Stating(database).confirm,
+            leads=lease.held,
         )
     )
     signing = Signing(
@@ -234,6 +296,7 @@ def _assemble(
         offload_root=data / OFFLOAD / "root.json",
         now=now,
     )
+
     controller = Controller(
         database=database,
         blobs=blobs,
@@ -247,12 +310,13 @@ def _assemble(
         authority=authority,
         tell=delivery,
         revocations=revocations,
-        addresses=Addresses(_api_url(settings), settings.host, settings.mqtt_port, _offload_url(settings)),
+        addresses=Addresses(_api_url(settings), *settings.told_broker, _offload_url(settings)),
         signing=signing,
         exporting=Exporting(
             database, registry, releasing, repository, content_keys,
             offload_releases=data / OFFLOAD / "releases", now=now,
         ),
+        replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=rollouts.make, now=now),
     )  # fmt: skip
     return controller, delivery, revocations
 
@@ -272,23 +336,44 @@ def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, st
     return broker
 
 
-def _mqtt(settings: Settings, authority: Authority, delivery: Delivery, stack: ExitStack) -> None:
-    """Our own session, and the workers behind it."""
+def _mqtt(
+    settings: Settings, authority: Authority, delivery: Delivery, place: Place, lease: Lease, stack: ExitStack
+) -> None:
+    """Our own session, and the workers behind it. Who holds the lease hears what the broker retains."""
     session = Session(
-        settings.own_address,
-        settings.mqtt_port,
-        CONTROLLER,
-        authority.issue_client(CONTROLLER).client_context(),
+        *settings.broker_address,
+        place.broker_name,
+        authority.issue_client(place.broker_name).client_context(),
         on_message=delivery.on_message,
         on_connect=delivery.on_connect,
     )
-    session.subscribe(SUBSCRIPTIONS, qos=1)
+    # Whoever knew the group's name could join it, and would take others' messages away.
+    group = authority.secret("shared subscriptions")
+    session.subscribe([f"$share/{group}/{topic}" for topic in SPREAD], qos=1)
     delivery.start(session)
     stack.callback(delivery.stop)
     session.start()
     stack.callback(session.stop)
     if not session.wait_connected(CONNECT_S):
-        raise UsageError(f"our own broker does not let us in: {session.problem}")
+        whose = f"the broker {settings.broker}" if settings.broker else "our own broker"
+        raise UsageError(f"{whose} does not let us in: {session.problem}")
+
+    def lead(ours: bool) -> None:
+        if ours:
+            session.subscribe(RETAINED, qos=1)
+            delivery.on_connect()
+        else:
+            session.unsubscribe(RETAINED)
+
+    stack.callback(lease.release)
+    lease.keep(lead)
+
+
+def _told_of_revocations(settings: Settings, revocations: Revocations, stack: ExitStack) -> None:
+    command = RevocationCommand(settings.on_revocation, settings.data / "broker" / REVOKED)
+    stack.callback(command.stop)
+    revocations.tell(command)
+    command.start()
 
 
 def _offload(settings: Settings, stack: ExitStack) -> None:
@@ -312,6 +397,8 @@ def _api(
     controller: Controller,
     authority: Authority,
     credentials: Credentials,
+    listener: socket.socket,
+    heavy: Heavy,
     stack: ExitStack,
     ending: threading.Event,
 ) -> None:
@@ -328,7 +415,7 @@ def _api(
         gate,
         hosts=settings.certificate_hosts,
         model_bytes=settings.model_bytes,
-        heavy=Heavy(),
+        heavy=heavy,
         ledger=ledger,
     )
     config = uvicorn.Config(
@@ -349,7 +436,6 @@ def _api(
     config.ssl = credentials.server_context(client_required=False)
     config.ssl.load_verify_locations(operators_ca)
     server = uvicorn.Server(config)
-    listener = _listener(settings.address, settings.api_port)
     stack.callback(listener.close)
 
     def serve() -> None:
@@ -373,44 +459,42 @@ def _api(
         time.sleep(0.005)
 
 
-def _tended(
-    repository: Repository,
-    rotation: Rotation,
-    controller: Controller,
-    delivery: Delivery,
-    revocations: Revocations,
-    stack: ExitStack,
-    ending: threading.Event,
-) -> None:
-    """Sign anew what grows old, and let in again who was held off, now and then; once a day, say what only an operator
-    can do."""
+def _of_further(settings: Settings) -> Settings:
+    """What further processes of this machine are told: everything is there already."""
+    host, port = settings.broker_address
+    told_host, told_port = settings.told_broker
+    return replace(
+        settings,
+        join=True,
+        offload=False,
+        database=settings.database_url,
+        broker=f"mqtts://{url_host(host)}:{port}",
+        broker_told=f"{url_host(told_host)}:{told_port}",
+        api_url=_api_url(settings),
+        offload_url=_offload_url(settings),
+    )
 
-    def tend() -> None:
-        told_at = -TELL_S
-        while True:
-            try:
-                repository.refresh_timestamp()
-                rotation.renew_held_root()
-                if time.monotonic() - told_at >= TELL_S:
-                    told_at = time.monotonic()
-                    for notice in rotation.shown()["notices"]:
-                        log.warning("%s", notice)
-                if renewed := controller.director.renew():
-                    delivery.tell(renewed)
-                if controller.devices.end_holds():
-                    revocations.publish()
-                controller.settle()
-            except EdgeError as error:
-                log.error("could not renew what grows old: %s", error)
-            except Exception:
-                log.exception("could not renew what grows old")
-            if ending.wait(TEND_S):
-                return
 
-    thread = threading.Thread(target=tend, name="tend", daemon=True)
-    thread.start()
-    stack.callback(thread.join, 10)
-    stack.callback(ending.set)
+def _joined(settings: Settings) -> Settings:
+    """What a process that joins is not told, it reads in the folder that it shares with the first one."""
+    told = _addresses(settings.data)
+    if not (settings.data / "keys" / "ca.pem").is_file():
+        raise UsageError(f"{settings.data} is no controller's data folder yet: `edgectl up` without --join comes first")
+    if not settings.database:
+        raise UsageError("--join needs the database that the processes share: --database postgresql://HOST/NAME")
+    if not settings.broker and not told.get("mqtt_port"):
+        raise UsageError("no controller that runs says where the broker is: give it with --broker mqtts://HOST:8883")
+    told_broker = f"{url_host(str(told.get('mqtt_host')))}:{told.get('mqtt_port')}" if told else ""
+    joined = replace(
+        settings,
+        offload=False,
+        broker=settings.broker or f"mqtts://{told_broker}",
+        broker_told=settings.broker_told or told_broker,
+        api_url=settings.api_url or str(told.get("api_url", "")),
+        offload_url=settings.offload_url or str(told.get("offload_url", "")),
+    )
+    await_port(joined, "api_port", 0.0)
+    return joined
 
 
 def _with_free_ports(settings: Settings, patience_s: float) -> Settings:
@@ -435,7 +519,7 @@ def _listener(address: str, port: int) -> socket.socket:
 
 
 def _api_url(settings: Settings) -> str:
-    return f"https://{url_host(settings.host)}:{settings.api_port}"
+    return settings.api_url or f"https://{url_host(settings.host)}:{settings.api_port}"
 
 
 def _offload_url(settings: Settings) -> str:
@@ -446,8 +530,8 @@ def _as_told(settings: Settings) -> dict[str, Any]:
     """What `controller.json` says."""
     return {
         "api_url": _api_url(settings),
-        "mqtt_host": settings.host,
-        "mqtt_port": settings.mqtt_port,
+        "mqtt_host": settings.told_broker[0],
+        "mqtt_port": settings.told_broker[1],
         "offload_url": _offload_url(settings),
         "offload_port": settings.offload_port,
         "bind": settings.address,

@@ -28,8 +28,19 @@ LOG_BYTES = 20_000_000
 class Child:
     """One process that should run until it is told to stop. It prints `announces` once it is ready."""
 
-    def __init__(self, name: str, command: Sequence[str], *, announces: str, log_file: Path, pid_file: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        announces: str,
+        log_file: Path,
+        pid_file: Path,
+        inherits: Sequence[int] = (),
+    ) -> None:
+        """`inherits`: descriptors that stay open in it, under their numbers."""
         self.restarts = 0
+        self._inherits = tuple(inherits)
         self._name = name
         self._command = list(command)
         self._announces = announces
@@ -107,6 +118,7 @@ class Child:
                 text=True,
                 errors="replace",
                 start_new_session=True,  # a Ctrl-C at our terminal is for us to handle
+                pass_fds=self._inherits,
             )
             write_durably(self._pid_file, f"{self._process.pid}\n".encode())
             return self._process

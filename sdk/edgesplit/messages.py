@@ -68,6 +68,8 @@ class Birth(msgspec.Struct, frozen=True, tag="birth"):
     """A random mark of this start of the agent: two that take turns are two agents with one identity."""
     certificate: str = ""
     """Serial number (decimal) of the certificate in use; tells that a renewed one has arrived."""
+    simulated: bool = False
+    """The device is none: its agent's decisions are real, its runtime and perhaps its time are made up."""
 
 
 class Death(msgspec.Struct, frozen=True, tag="death"):
@@ -116,6 +118,16 @@ class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
     further stands for what is longer than the last bound."""
 
 
+class SliceSeconds(msgspec.Struct, frozen=True, array_like=True):
+    """What one slice takes on the device, as it was of late."""
+
+    name: Annotated[str, Meta(max_length=64)]
+    seconds: Amount
+    """Smoothed over its runs."""
+    runs: Count
+    """Since the release was loaded."""
+
+
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to one model's requests since the last telemetry. Times in seconds, p50 and p95 over the window."""
 
@@ -141,6 +153,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """Why the release runs otherwise than it should: worker processes lost, an accelerator gone."""
     phases: Annotated[tuple[PhaseSeconds, ...], Meta(max_length=24)] = ()
     """Where the requests' time went; left away where the message would grow too long, and by agents before 0.2."""
+    slices: Annotated[tuple[SliceSeconds, ...], Meta(max_length=64)] = ()
+    """Of the slices that requests ran here; what the next plan is made with. Left away as `phases` is."""
     joules: Amount = 0.0
     """Per answer, of those whose joules are known."""
     joules_basis: Annotated[str, Meta(max_length=16)] = ""
@@ -175,6 +189,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
     rtt_s: Amount
     remote_ok: bool
     models: tuple[Window, ...]
+    down_bytes_per_s: Amount = 0.0
+    """0: not told."""
     power: PowerSeen | None = None
 
 

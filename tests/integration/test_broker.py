@@ -22,9 +22,10 @@ from edgesplit_controller.broker import DEVICE_READS, DEVICE_WRITES, Broker
 from edgesplit_controller.ca import Authority
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerWorld]:
-    world = BrokerWorld(tmp_path_factory.mktemp("broker"))
+@pytest.fixture(scope="module", params=["our own", "elsewhere"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerWorld]:
+    """Our child, and one that runs by the files that we wrote for it: the same rules hold."""
+    world = BrokerWorld(tmp_path_factory.mktemp("broker"), elsewhere=request.param == "elsewhere")
     world.broker.start()
     yield world
     world.close()

@@ -135,9 +135,9 @@ def test_an_introduction_must_be_the_requests_own(tmp_path: Path) -> None:
 class Bench:
     """A director that wraps as it is told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database_url: str) -> None:
         self.folder, self.now = folder, 1_000_000.0
-        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        self.database = Database(database_url)
         self.devices = Devices(self.database, stale_after_s=10.0, now=lambda: self.now)
         self.authority = Authority(folder / "keys")
         self.signed: list[Statement] = []
@@ -175,8 +175,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path, database_url: str) -> Bench:
+    return Bench(tmp_path, database_url)
 
 
 def test_statements_carry_keys_for_their_device_and_renewals_carry_them_again(bench: Bench) -> None:

@@ -29,10 +29,10 @@ STALE_S = 10.0
 class Bench:
     """Devices and a director on one folder, with a clock that is set by hand."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database_url: str) -> None:
         self.folder = folder
         self.now = 1_000_000.0
-        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        self.database = Database(database_url)
         self.devices = Devices(self.database, stale_after_s=STALE_S, now=lambda: self.now)
         self.signed: list[Statement] = []
         self.director = Director(self.database, self._sign, statement_s=1_000, now=lambda: self.now)
@@ -69,8 +69,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path, database_url: str) -> Bench:
+    return Bench(tmp_path, database_url)
 
 
 def birth(session: int, start: str = "", certificate: int | str = "") -> messages.Birth:
@@ -396,9 +396,8 @@ def test_a_write_that_fails_never_happened(bench: Bench) -> None:
         bench.devices.get("half")
 
 
-def test_a_claimed_device_that_has_not_come_yet_is_known(tmp_path: Path) -> None:
+def test_a_claimed_device_that_has_not_come_yet_is_known(bench: Bench) -> None:
     """It is shown as claimed, and a deployment to it says that it has not enrolled: not that there is none."""
-    bench = Bench(tmp_path)
     bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi4"))
     found = bench.devices.open_claim("cam")
     assert found is not None and found.device == "cam"

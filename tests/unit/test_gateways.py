@@ -28,10 +28,10 @@ THREE, OTHER, TWO = "a" * 64, "b" * 64, "c" * 64
 class Bench:
     """Devices, gateways and a director on one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database_url: str) -> None:
         self.folder = folder
         self.now = 1_000_000.0
-        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        self.database = Database(database_url)
         self.devices = Devices(self.database, stale_after_s=10.0, now=lambda: self.now)
         self.gateways = Gateways(self.database, now=lambda: self.now, split_of={THREE: "m", OTHER: "m"}.get)  # type: ignore[arg-type]
         self.director = Director(
@@ -86,8 +86,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path, database_url: str) -> Bench:
+    return Bench(tmp_path, database_url)
 
 
 def test_a_statement_leads_a_device_to_its_gateway_and_tells_that_what_to_keep(bench: Bench) -> None:

@@ -7,11 +7,11 @@ import threading
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import Engine, create_engine, inspect, text
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.database import Database, Device, Model, Table
-from edgesplit_controller.schema import known_tables
+from edgesplit_controller.database import Database, Device, Model
+from edgesplit_controller.schema import bring_up_to_date, known_tables
 
 
 def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> None:
@@ -27,14 +27,8 @@ def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> 
 
 def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None:
     """What is in it stays, what it lacks is made, and it is at the newest step."""
-    engine = create_engine(database_url)
     later = ("certificates", "floods", "behind", "gateways")
-    old = [table for name, table in Table.metadata.tables.items() if name in FIRST and name not in later]
-    Table.metadata.create_all(engine, tables=old)
-    with engine.begin() as connection:
-        connection.execute(text(AN_OLD_MODEL))
-        for added in ADDED:
-            connection.execute(text(added))
+    engine = an_old_one(database_url, *(f"DROP TABLE {name}" for name in later), AN_OLD_MODEL)
     engine.dispose()
     database = Database(database_url)
     with database.read() as session:
@@ -47,10 +41,7 @@ def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None
 
 def test_a_database_that_lacks_a_column_is_not_adopted(database_url: str) -> None:
     """One made by a program older than the first step is refused by the name of what it lacks."""
-    engine = create_engine(database_url)
-    Table.metadata.create_all(engine, tables=[Table.metadata.tables["models"]])
-    with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE models DROP COLUMN bindings"))
+    engine = an_old_one(database_url, "ALTER TABLE models DROP COLUMN bindings")
     engine.dispose()
     with pytest.raises(UsageError, match=r"models .* lacks bindings"):
         Database(database_url)
@@ -101,10 +92,13 @@ AN_OLD_MODEL = """
 INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings, shown, created)
 VALUES ('digits', 1, 'a', 'b', 20000000000, '', '{}', '{}', 1.5)
 """
-ADDED = ("DROP INDEX ix_devices_changed", "ALTER TABLE devices DROP COLUMN changed")
-"""What later steps gave to tables of the first."""
-FIRST = {
-    "models", "samples", "measurements", "claims", "devices", "certificates", "starts", "floods", "releases",
-    "deployments", "desired", "gateways", "behind", "telemetry", "events",
-}  # fmt: skip
-"""The tables of the first step."""
+
+
+def an_old_one(url: str, *statements: str) -> Engine:
+    """A database as it was before there were migrations, after these statements."""
+    engine = create_engine(url)
+    bring_up_to_date(engine, until="0001")
+    with engine.begin() as connection:
+        for statement in (*statements, "DROP TABLE alembic_version"):
+            connection.execute(text(statement))
+    return engine

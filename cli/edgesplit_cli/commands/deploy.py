@@ -12,6 +12,7 @@ from rich.text import Text
 from edgesplit.errors import DeadlineExceeded
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.limits import limit_options, limits_of, offload_option
+from edgesplit_cli.commands.replan import replan_option, set_policy
 from edgesplit_cli.commands.rollout import all_devices
 from edgesplit_cli.commands.rollout_options import NAMES as ROLLOUT
 from edgesplit_cli.commands.rollout_options import rollout_body, rollout_options
@@ -61,6 +62,7 @@ MOST_NAMED = 10
     is_flag=True,
     help="Sign with the planner's key: only another cut of a model that was released before.",
 )
+@replan_option
 @click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Follow the rollout until it ends."
 )
@@ -89,6 +91,7 @@ def deploy(
     now: bool,
     encrypt: bool,
     recut: bool,
+    replan: str | None,
     wait_s: float,
     sign_with: tuple[str, ...],
     yes: bool,
@@ -122,6 +125,8 @@ def deploy(
         made = api.post("/v1/deployments/signed", {**body, **sign_release(made, sign_with, yes)})
     elif sign_with:
         click.echo("nothing was to be signed here: the controller has the release key, or knew the release", err=True)
+    if replan:
+        set_policy(api, model, targets, replan)
     if as_json:
         if wait_s:
             wait_for(api, made["rollout"], wait_s)

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from edgesplit.durable import write_durably
 from edgesplit.seen.logs import FORMATS, LEVELS
 from edgesplit_cli.addresses import METRICS
+from edgesplit_cli.show import json_option, print_json
 from edgesplit_offload.main import main as serve_main
 
 
@@ -86,6 +88,40 @@ def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | No
     from edgesplit_controller.up import offload_arguments
 
     sys.exit(serve_main([*offload_arguments(data, port=port, bind=bind), *words]))
+
+
+@offload.command()
+@click.option(
+    "--host", "hosts", multiple=True, required=True, help="Name or address by which devices reach it; several."
+)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder.")
+@json_option
+@click.pass_obj
+def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool) -> None:
+    """Write what `serve --releases` needs on another machine: offload.pem, offload.key (a secret) and ca.pem.
+
+    Good for a year, for any number of servers under these names; no controller needs to run. Besides, such a server
+    needs the folder `offload` of the controller's data: root.json, revoked.pem and releases, shared or copied.
+    """
+    from edgesplit_controller.ca import Authority
+    from edgesplit_controller.settings import check_host
+
+    for host in hosts:
+        check_host(host)
+    authority = Authority(data / "keys")
+    issued = authority.issue_server("offload-elsewhere", hosts)
+    files = {
+        "ca.pem": authority.ca_pem.encode(),
+        "offload.pem": issued.certificate_file.read_bytes(),
+        "offload.key": issued.key_file.read_bytes(),
+    }
+    for name, content in files.items():
+        write_durably(out / name, content, mode=0o600 if name.endswith(".key") else 0o644)
+    if as_json:
+        print_json({"files": [str(out / name) for name in sorted(files)], "hosts": list(hosts)})
+        return
+    for name in sorted(files):
+        click.echo(out / name)
 
 
 def _word(name: str, value: object) -> list[str]:

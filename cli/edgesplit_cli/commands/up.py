@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from edgesplit.errors import UsageError
 from edgesplit.seen.logs import FORMATS, Format
 from edgesplit_cli.addresses import METRICS
-from edgesplit_controller.settings import Settings
+from edgesplit_controller.settings import BrokerKind, Settings
 
 
 @click.command()
@@ -36,6 +37,29 @@ from edgesplit_controller.settings import Settings
     help="Name or address that devices use to reach this machine; may be given several times.",
 )
 @click.option("--no-offload", is_flag=True, help="Do not run the offload server here (see `edgectl offload serve`).")
+@click.option(
+    "--database",
+    envvar="EDGESPLIT_DATABASE",
+    default="",
+    help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
+)
+@click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
+@click.option("--broker-told", default="", help="HOST:PORT that devices are told instead of --broker.")
+@click.option("--on-revocation", default="", help="Shell command that brings $EDGESPLIT_CRL to your own broker.")
+@click.option(
+    "--print-broker-config",
+    type=click.Choice(get_args(BrokerKind)),
+    default=None,
+    help="Write what your own broker at --broker needs into --out, and end.",
+)
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for --print-broker-config.")
+@click.option("--installed-at", type=click.Path(path_type=Path), default=None, help="Where --out will lie there.")
+@click.option("--processes", type=click.IntRange(1, 16), default=1, show_default=True, help="Behind the API's address.")
+@click.option("--join", is_flag=True, help="Be a further process of a controller that shares database and data folder.")
+@click.option(
+    "--offload-url", default="", help="https://HOST:PORT of offload servers elsewhere, as devices reach them."
+)
+@click.option("--api-url", default="", help="URL of the API that devices are told: a load balancer's.")
 @click.option("--metrics", type=METRICS, default=None, help="Answer Prometheus about the controller there.")
 @click.option("--offload-metrics", type=METRICS, default=None, help="Answer Prometheus about the offload server there.")
 @click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
@@ -48,17 +72,37 @@ def up(
     bind: str | None,
     hosts: tuple[str, ...],
     no_offload: bool,
+    database: str,
+    broker: str,
+    broker_told: str,
+    on_revocation: str,
+    print_broker_config: BrokerKind | None,
+    out: Path | None,
+    installed_at: Path | None,
+    processes: int,
+    join: bool,
+    offload_url: str,
+    api_url: str,
     metrics: tuple[str, int] | None,
     offload_metrics: tuple[str, int] | None,
     log_format: Format,
 ) -> None:
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
-    from edgesplit_controller.up import run
+    from edgesplit_controller.up import run, write_external_broker
 
     chosen: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
     given = {name: value for name, value in chosen.items() if value is not None}
     given |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
-    run(Settings(data=data, hosts=hosts, offload=not no_offload, **given), ready=_announce)
+    given |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
+    given |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
+    settings = Settings(data=data, hosts=hosts, offload=not no_offload, **given)
+    if print_broker_config is None:
+        run(settings, ready=_announce)
+        return
+    if out is None:
+        raise UsageError("say where the broker's files shall be written: --out DIR")
+    for file in write_external_broker(settings, print_broker_config, out, installed_at):
+        click.echo(file)
 
 
 def _announce(addresses: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from edgesplit_controller.api import (
     openapi,
     operators,
     pages,
+    replans,
     rollouts,
     sessions,
     telemetry,
@@ -76,6 +77,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     views.viewers,
     live.viewers,
     pages.everybody,
+    replans.viewers,
+    replans.operators,
 )
 
 

@@ -46,6 +46,12 @@ class Heavy:
         finally:
             self._waiting -= 1
 
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work` when its turn comes; for what the controller does by itself, which comes one at a time."""
+        future: Future[T] = Future()
+        self._queue.put((future, work))
+        return future
+
     def _work(self) -> None:
         while True:
             future, work = self._queue.get()

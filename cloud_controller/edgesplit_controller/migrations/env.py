@@ -1,7 +1,5 @@
-"""What alembic runs: our steps over the connection that `schema` gives it.
-
-Without one, as under `alembic revision --autogenerate`, it compares the tables with a fresh database in memory that
-has taken every step so far.
+"""For `alembic revision --autogenerate`, which makes a further step: compares the tables with a database in memory that
+has taken every step so far. Controllers take the steps by `edgesplit_controller.schema`.
 """
 
 from __future__ import annotations
@@ -11,10 +9,8 @@ from sqlalchemy import create_engine
 
 from edgesplit_controller.schema import bring_up_to_date, known_tables
 
-given = context.config.attributes.get("connection")
-if given is None:
-    engine = create_engine("sqlite://")
-    bring_up_to_date(engine)
-    given = engine.connect()
-context.configure(connection=given, target_metadata=known_tables(), compare_server_default=True)
-context.run_migrations()
+engine = create_engine("sqlite://")
+bring_up_to_date(engine)
+with engine.connect() as connection:
+    context.configure(connection=connection, target_metadata=known_tables())
+    context.run_migrations()

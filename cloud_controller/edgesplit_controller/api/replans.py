@@ -1,0 +1,75 @@
+"""Plans that grow old: what they assumed and what was measured, what is proposed, and what may happen by itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+from pydantic import Field
+
+from edgesplit_controller.api.access import operator_routes, viewer_routes
+from edgesplit_controller.api.bodies import Body
+from edgesplit_controller.api.work import controller_of, heavily
+from edgesplit_controller.replan.policy import Mode
+
+viewers = viewer_routes()
+operators = operator_routes()
+
+
+class PolicyBody(Body):
+    """What may become of a model's plans; what is left out stays as it is."""
+
+    model: str = Field(default="", max_length=200)
+    """Its name; empty: every model."""
+    groups: list[str] = Field(default=[], max_length=1_000)
+    """Of devices; empty: all."""
+    mode: Mode | None = None
+    least_devices: int | None = None
+    least_gain: float | None = None
+    observe_s: float | None = None
+    cool_down_s: float | None = None
+
+
+@viewers.get("/drift")
+async def drift(request: Request, model: str = "") -> list[dict[str, Any]]:
+    """What plans assumed, what devices measured since, and what another table is predicted to bring."""
+    return await heavily(request, controller_of(request).replanner.drift, model)
+
+
+@operators.post("/drift/look")
+async def look(request: Request) -> list[dict[str, Any]]:
+    """Do now what the controller does by itself every minute; the proposals that are open then."""
+    replanner = controller_of(request).replanner
+    await heavily(request, replanner.look)
+    return replanner.shown_proposals(open_only=True)
+
+
+@viewers.get("/proposals")
+def proposals(request: Request, open: Annotated[bool, Query()] = False) -> list[dict[str, Any]]:
+    """Other tables that were proposed, oldest first, and what became of them."""
+    return controller_of(request).replanner.shown_proposals(open_only=open)
+
+
+@operators.post("/proposals/{number}/accept")
+async def accept(request: Request, number: int) -> dict[str, Any]:
+    """Cut, sign and roll out a proposed table."""
+    return await heavily(request, controller_of(request).replanner.accept, number)
+
+
+@operators.post("/proposals/{number}/dismiss")
+def dismiss(request: Request, number: int) -> dict[str, Any]:
+    """Leave the table as it is."""
+    return controller_of(request).replanner.dismiss(number)
+
+
+@viewers.get("/replan-policies")
+def policies(request: Request) -> list[dict[str, Any]]:
+    """Every policy that was set, and the one that counts elsewhere."""
+    return controller_of(request).replanner.shown_policies()
+
+
+@operators.post("/replan-policies")
+def set_policy(request: Request, body: PolicyBody) -> list[dict[str, Any]]:
+    """Change a policy; the model's policies as they are then."""
+    changes = body.model_dump(exclude={"model", "groups"})
+    return controller_of(request).replanner.set_policy(body.model, body.groups, changes)

@@ -1,0 +1,112 @@
+"""Several processes of one controller: each with a number of its own, on this machine behind one listening socket.
+
+A process takes the lowest number that is free, as a lease: its name at the broker follows from it. Further processes of
+this machine are supervised children that inherit the listening socket, so that a connection waits for whoever accepts
+it, also when one of them is killed. Further machines run `edgectl up --join`.
+
+    python -m edgesplit_controller.processes --settings JSON --listener FD --die-with-parent PID
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgesplit.children import Child
+from edgesplit.errors import EdgeError, UsageError
+from edgesplit.lifetime import add_die_with_parent, end_with_parent
+from edgesplit_controller.broker import CONTROLLERS
+from edgesplit_controller.database import Database
+from edgesplit_controller.leases import Lease
+from edgesplit_controller.settings import PROCESSES, Settings
+
+READY = "process: ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of the numbers that the processes of a controller have."""
+
+    number: int
+    lease: Lease
+
+    @property
+    def broker_name(self) -> str:
+        """Certificate name and client id at the broker."""
+        return CONTROLLERS[self.number - 1]
+
+    def file_name(self, kind: str) -> str:
+        """Of credentials of that kind which this process alone uses."""
+        return kind if self.number == 1 else f"{kind}.{self.number}"
+
+
+def take_place(database: Database) -> Place:
+    """The lowest number that is free, kept from now on."""
+    for number in range(1, PROCESSES + 1):
+        lease = Lease(database, f"process {number}")
+        if lease.held():
+            lease.keep()
+            return Place(number, lease)
+    raise UsageError(f"{PROCESSES} processes of this controller run already: stop one first")
+
+
+def start_further(settings: Settings, listener: socket.socket, stack: ExitStack) -> None:
+    """Start the further processes of this machine, and wait until they are ready. `settings` are theirs."""
+    children = [_child(settings, number, listener.fileno()) for number in range(2, settings.processes + 1)]
+    for child in children:
+        stack.callback(child.stop)
+    with ThreadPoolExecutor(len(children) or 1) as starting:
+        list(starting.map(Child.start, children))
+
+
+def _child(settings: Settings, number: int, listener: int) -> Child:
+    metrics = settings.metrics and (settings.metrics[0], settings.metrics[1] + number - 1)
+    theirs = msgspec.json.encode(replace(settings, processes=1, metrics=metrics), enc_hook=str).decode()
+    words = ["--settings", theirs, "--listener", str(listener), "--die-with-parent", str(os.getpid())]
+    folder = settings.data / "processes"
+    return Child(
+        f"controller process {number}",
+        [sys.executable, "-m", "edgesplit_controller.processes", *words],
+        announces=READY,
+        log_file=folder / f"{number}.log",
+        pid_file=folder / f"{number}.pid",
+        inherits=(listener,),
+    )
+
+
+def main(run: Callable[..., None], arguments: Sequence[str] | None = None) -> int:
+    """A further process of this machine; `run` is `up.run`."""
+    parser = argparse.ArgumentParser(prog="edgesplit_controller.processes")
+    parser.add_argument("--settings", required=True)
+    parser.add_argument("--listener", type=int, required=True)
+    add_die_with_parent(parser)
+    given = parser.parse_args(arguments)
+    if given.die_with_parent is not None:
+        end_with_parent(given.die_with_parent)
+    settings = msgspec.json.decode(given.settings, type=Settings, dec_hook=_from_json)
+    try:
+        run(settings, ready=lambda _: print(READY, flush=True), listener=socket.socket(fileno=given.listener))
+    except EdgeError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _from_json(kind: type, value: Any) -> Any:
+    return Path(value) if issubclass(kind, Path) else value
+
+
+if __name__ == "__main__":
+    from edgesplit_controller.up import run as run_controller
+
+    sys.exit(main(run_controller))

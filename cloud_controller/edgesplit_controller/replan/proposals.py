@@ -1,0 +1,123 @@
+"""Proposals: kept, refreshed, decided. One is open at a time for a release on a class of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from edgesplit_controller.database import Database, record
+from edgesplit_controller.refusals import Conflict, unknown
+from edgesplit_controller.replan.finding import Unit
+from edgesplit_controller.replan_tables import ProposalRow
+
+ITSELF = "replan"
+"""Who decided, where nobody was asked."""
+OPEN, APPLIED, DISMISSED, WITHDRAWN, SUPERSEDED, FAILED = (
+    "open", "applied", "dismissed", "withdrawn", "superseded", "failed"
+)  # fmt: skip
+
+
+class Proposals:
+    """The proposals of one installation."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all(self, *, open_only: bool = False, newest: int = 200) -> list[ProposalRow]:
+        """The newest, oldest first."""
+        wanted = select(ProposalRow).order_by(ProposalRow.id.desc()).limit(newest)
+        with self._database.read() as session:
+            found = session.scalars(wanted.where(ProposalRow.state == OPEN) if open_only else wanted).all()
+        return list(reversed(found))
+
+    def get(self, number: int) -> ProposalRow:
+        """That one; NotFound says which there are."""
+        with self._database.read() as session:
+            return _get(session, number)
+
+    def of(self, unit: Unit) -> list[ProposalRow]:
+        """All that were made for a unit's release and class, oldest first."""
+        with self._database.read() as session:
+            return list(session.scalars(_of(unit).order_by(ProposalRow.id)))
+
+    def changes(self, model: str, device_class: str) -> list[float]:
+        """When tables of a model (by name) were changed by a proposal on that class, oldest first."""
+        applied = select(ProposalRow.decided).where(
+            ProposalRow.model.startswith(f"{model}@", autoescape=True),
+            ProposalRow.device_class == device_class,
+            ProposalRow.state == APPLIED,
+        )
+        with self._database.read() as session:
+            return sorted(at for at in session.scalars(applied) if at is not None)
+
+    def propose(self, unit: Unit, told: dict[str, Any], measured: dict[str, Any], now: float) -> ProposalRow:
+        """Keep a proposal, or bring the one that is open up to date."""
+        with self._database.write() as session:
+            row = session.scalars(_of(unit).where(ProposalRow.state == OPEN)).first()
+            if row is None:
+                row = ProposalRow(
+                    model=unit.model.ref, release=unit.release, device_class=unit.device_class,
+                    group=unit.policy.group, state=OPEN, created=now, decided=None,
+                )  # fmt: skip
+                row.devices, row.told, row.measured = unit.names, told, measured
+                session.add(row)
+                session.flush()
+                detail = {"model": unit.model.ref, "device_class": unit.device_class, "why": told["why"]}
+                record(session, now, ITSELF, "replan.proposed", str(row.id), release=unit.release, **detail)
+            row.devices, row.told, row.measured = unit.names, told, measured
+            return row
+
+    def decide(self, number: int, state: str, who: str, now: float, *, result: str = "", why: str = "") -> ProposalRow:
+        """Close one that is open; Conflict for another."""
+        with self._database.write() as session:
+            row = _get(session, number)
+            if row.state != OPEN:
+                raise Conflict(f"proposal {number} is {row.state} already")
+            row.state, row.decided, row.who, row.result = state, now, who, result
+            if why:
+                row.told = {**row.told, "ended": why}
+            record(session, now, who, f"replan.{state}", str(number), model=row.model, release=result, why=why)
+            return row
+
+    def supersede(self, units: Sequence[Unit], now: float) -> None:
+        """Close what is open for devices that have another release by now."""
+        living = {(unit.release, unit.device_class, unit.policy.group) for unit in units}
+        for row in self.all(open_only=True):
+            if (row.release, row.device_class, row.group) not in living:
+                self.decide(row.id, SUPERSEDED, ITSELF, now, why="the devices are to run another release")
+
+
+def shown(row: ProposalRow) -> dict[str, Any]:
+    """For people and scripts."""
+    return {
+        "id": row.id,
+        "state": row.state,
+        "model": row.model,
+        "release": row.release,
+        "device_class": row.device_class,
+        "group": row.group or None,
+        "devices": row.devices,
+        "created": row.created,
+        "decided": row.decided,
+        "who": row.who or None,
+        "result": row.result or None,
+        **row.told,
+    }
+
+
+def _of(unit: Unit) -> Any:
+    return select(ProposalRow).where(
+        ProposalRow.release == unit.release,
+        ProposalRow.device_class == unit.device_class,
+        ProposalRow.group == unit.policy.group,
+    )
+
+
+def _get(session: Session, number: int) -> ProposalRow:
+    row = session.get(ProposalRow, number)
+    if row is None:
+        raise unknown("proposal", str(number), map(str, session.scalars(select(ProposalRow.id))))
+    return row

@@ -1,0 +1,237 @@
+"""Several processes of one controller on PostgreSQL: any of them answers, each message counts once, and when one is
+killed (the one that leads, one in the middle of a deployment, the database itself) devices are told what is stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from broker_world import Elsewhere
+from controller_world import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
+from edgesplit import messages
+from edgesplit.release import Signed, Statement
+from edgesplit_controller.ca import Authority
+from edgesplit_controller.database import Database, Desired
+from edgesplit_controller.database import Device as Row
+from edgesplit_controller.lease_tables import LeaseRow
+from edgesplit_controller.settings import free_port
+from postgres import Postgres
+
+PROCESSES = 2
+KILLS = int(os.environ.get("EDGESPLIT_PROCESS_KILLS", "1"))
+
+
+class World:
+    """A controller of several processes, and its database."""
+
+    def __init__(self, folder: Path, postgres: Postgres) -> None:
+        self.up = Up(folder / "data")
+        self.postgres = postgres
+        self.database = Database(postgres.database())
+        url = self.database._engine.url.render_as_string(hide_password=False)
+        self.settings = [f"database={url}", f"processes={PROCESSES}"]
+
+    def start(self) -> None:
+        assert self.up.start(*self.settings) == "ready"
+
+    def further(self) -> dict[int, int]:
+        """Numbers and process ids of the further processes that live."""
+        files = (self.up.data / "processes").glob("*.pid")
+        return {int(file.stem): int(file.read_text()) for file in files}
+
+    def settled(self) -> None:
+        """Wait until every process has its place again: as many leases as processes are held."""
+
+        def whole() -> bool:
+            with self.database.read() as session:
+                held = session.scalars(select(LeaseRow.holder).where(LeaseRow.name.like("process %"))).all()
+            pids = {int(one.split(":")[1]) for one in held if one}
+            return set(self.further().values()) <= pids and len(self.further()) == PROCESSES - 1
+
+        eventually("every process", whole)
+
+    def stored(self, name: str) -> tuple[int, list[str], str]:
+        """A device's counter, the releases that its stored statement names, and the release that it shall run."""
+        with self.database.read() as session:
+            row = session.get(Row, name)
+            desired = session.scalars(select(Desired.release).where(Desired.device == name)).one()
+        assert row is not None and row.statement is not None
+        statement = messages.decode(messages.decode(row.statement, Signed).payload, Statement)
+        return row.counter, [one.release for one in statement.releases], desired
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[World]:
+    made = World(tmp_path_factory.mktemp("several"), postgres)
+    made.start()
+    made.up.ok("POST", "/v1/models?name=tiny", tiny_model())
+    yield made
+    if made.up.process is not None and made.up.process.poll() is None:
+        made.up.end()
+    made.database.close()
+
+
+def deploy(world: World, name: str, partition: str) -> Any:
+    return world.up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": partition, "to": [name]})
+
+
+def telemetry(sequence: int) -> messages.Telemetry:
+    return messages.Telemetry(
+        session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.1, remote_ok=True, models=()
+    )
+
+
+def until_told(device: Device, release: str) -> Statement:
+    """The device's statements until one names that release; their counters only grow."""
+    counter = 0
+    while True:
+        statement = device.statement()
+        assert statement.counter >= counter
+        counter = statement.counter
+        if [one.release for one in statement.releases] == [release]:
+            return statement
+
+
+def test_each_message_counts_once(world: World, tmp_path: Path) -> None:
+    """Telemetry is spread over the processes: each is kept by exactly one, none twice."""
+    device = enrolled(world.up, "counted", tmp_path)
+    for number in range(60):
+        device.say("telemetry", telemetry(number), qos=1)
+    path = "/v1/telemetry/counted?newest=1000"
+    eventually("all telemetry", lambda: len(world.up.ok("GET", path)) >= 60)
+    assert sorted(one["sequence"] for one in world.up.ok("GET", path)) == list(range(60))
+    assert world.up.ok("GET", "/v1/devices/counted")["state"] in ("online", "stale")
+    device.session.stop()
+
+
+def test_what_a_killed_process_stored_is_published_by_another(world: World, tmp_path: Path) -> None:
+    """SIGKILL of further processes while a deployment goes through one: the address answers all the time, and what is
+    stored is whole and reaches the device."""
+    device = enrolled(world.up, "survivor", tmp_path)
+    for round_ in range(KILLS):
+        world.settled()
+        partition = ["conv1", "device"][round_ % 2]
+        began, done = threading.Event(), threading.Event()
+
+        def work(partition: str = partition, began: threading.Event = began, done: threading.Event = done) -> None:
+            began.set()
+            try:
+                deploy(world, "survivor", partition)
+            except (OSError, AssertionError):
+                pass  # its process was killed: it may have been done or not
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        began.wait(PATIENCE_S)
+        for pid in world.further().values():
+            os.kill(pid, signal.SIGKILL)
+        assert done.wait(PATIENCE_S)
+        thread.join()
+        assert world.up.call("GET", "/v1/health", token=None)[0] == 200
+    last = deploy(world, "survivor", "cloud")["release"]
+    until_told(device, last)
+    _, told, desired = world.stored("survivor")
+    assert told == [desired] == [last]
+    device.session.stop()
+
+
+def test_a_statement_that_nobody_published_is_published(world: World, tmp_path: Path) -> None:
+    """Its process was killed between storing and publishing: whoever leads finds it, and confirms it."""
+    device = enrolled(world.up, "forgotten", tmp_path)
+    until_told(device, deploy(world, "forgotten", "conv1")["release"])
+    with world.database.write() as session:
+        row = session.get(Row, "forgotten")
+        assert row is not None and row.statement is not None
+        row.stated = 0
+    again = device.statement()
+    assert again.counter == world.stored("forgotten")[0]
+
+    def confirmed() -> bool:
+        with world.database.read() as session:
+            found = session.get(Row, "forgotten")
+            return found is not None and found.stated == found.counter
+
+    eventually("it is confirmed", confirmed)
+    device.session.stop()
+
+
+def test_a_database_that_restarts_under_load_loses_nothing_that_was_answered(world: World, tmp_path: Path) -> None:
+    """PostgreSQL is killed while deployments are made: no half deployment, and all goes on by itself."""
+    device = enrolled(world.up, "patient", tmp_path)
+    answered: list[str] = []
+    ending = threading.Event()
+
+    def work() -> None:
+        partitions = ["conv1", "device", "cloud"]
+        while not ending.is_set():
+            partitions.append(partitions.pop(0))
+            wish = {"model": "tiny", "partition": partitions[0], "to": ["patient"]}
+            status, answer = world.up.call("POST", "/v1/deployments", wish)
+            assert status in (200, 429, 503), answer
+            if status == 200:
+                answered.append(answer["release"])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    eventually("the first deployment", lambda: answered)
+    world.postgres.kill()
+    before = len(answered)
+    world.postgres.start()
+    eventually("deployments again", lambda: len(answered) > before + 1)
+    ending.set()
+    thread.join()
+    device.say("telemetry", telemetry(7), qos=1)
+    eventually("telemetry again", lambda: world.up.ok("GET", "/v1/telemetry/patient?newest=10"))
+    counter, told, desired = world.stored("patient")
+    assert told == [desired] == [answered[-1]]
+    assert until_told(device, answered[-1]).counter <= counter
+    device.session.stop()
+
+
+def test_another_machine_takes_over_when_the_leading_one_is_killed(tmp_path: Path, postgres: Postgres) -> None:
+    """Two controllers with database, folder and broker in common: the one that leads is killed, and the other hears new
+    devices, tells the one that was deployed to, and revokes for good."""
+    first = World(tmp_path, postgres)
+    broker = Elsewhere(Authority(first.up.data / "keys"))
+    broker.start()
+    assert broker.process is not None
+    hup = f'cp "$EDGESPLIT_CRL" {broker.folder}/revoked.pem && kill -HUP {broker.process.pid}'
+    elsewhere = [first.settings[0], f"broker=mqtts://127.0.0.1:{broker.port}", f"on_revocation={hup}"]
+    second = Up(first.up.data)
+    try:
+        assert first.up.start(*elsewhere) == "ready"
+        first.up.ok("POST", "/v1/models?name=tiny", tiny_model())
+        device = enrolled(first.up, "moved", tmp_path)
+        eventually("it is online", lambda: first.up.ok("GET", "/v1/devices/moved")["state"] == "online")
+        port = free_port("127.0.0.1")
+        assert second.start(*elsewhere, "join=1", f"api_port={port}") == "ready"
+
+        first.up.end(signal.SIGKILL)
+        told = {**first.up.told, "api_url": f"https://127.0.0.1:{port}"}
+        (first.up.data / "controller.json").write_text(json.dumps(told))  # where the load balancer sends us now
+
+        made = second.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "conv1", "to": ["moved"]})
+        until_told(device, made["release"])
+        late = enrolled(second, "late", tmp_path)
+        eventually("the new one is heard", lambda: second.ok("GET", "/v1/devices/late")["state"] == "online")
+        late.vanish_on_loss()
+        assert second.call("DELETE", "/v1/devices/late")[0] == 200
+        eventually("its session ends", lambda: not late.session.connected)
+        late.session.stop()
+        device.session.stop()
+    finally:
+        for up in (first.up, second):
+            if up.process is not None and up.process.poll() is None:
+                up.end()
+        broker.stop()
+        first.database.close()
