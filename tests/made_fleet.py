@@ -8,7 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgesplit_controller.database import Database, Desired, Device, TelemetryRow
+import msgspec
+
+from edgesplit_controller.database import Database, Deployment, Desired, Device, TelemetryRow
+from edgesplit_controller.rollout.terms import Pace, Portion, Rate, Terms
+from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 CLASSES = ("raspberrypi4", "raspberrypi5", "jetson-nano", "coral")
 GROUPS = ("doors", "dock", "kiosks", "lab", "roof")
@@ -133,3 +137,54 @@ def make_history(
         device = session.get(Device, name)
         assert device is not None
         device.telemetry, device.last_seen, device.alive = {"at": now, **told}, now, True
+
+
+def make_rollout(
+    database: Database, number: int, names: Sequence[str], *, model: str, release: str, state: str = "waiting"
+) -> None:
+    """A rollout in stages over these devices: the first stage is done, some of it failed, and the next waits."""
+    rng, now = random.Random(number), time.time()
+    sizes = (max(1, len(names) // 10), len(names) // 2, len(names))
+    terms = Terms(
+        stages=(Portion(part=0.1), Portion(part=0.5), Portion(part=1.0)),
+        rate=Rate(per_s=100 / 60),
+        abort_when_failed=Portion(part=0.2),
+        approve=(1,),
+    )
+    with database.write() as session:
+        session.add(
+            Deployment(
+                id=number, release=release, model=model, targets=["all"], devices=list(names), options={}, created=now - 900
+            )
+        )  # fmt: skip
+        session.flush()
+        session.add(
+            RolloutRow(
+                id=number, model=model.partition("@")[0], release=release, terms=msgspec.to_builtins(terms), state=state,
+                stage=0, approved=-1, excused=-1, why="", outcome="", following=False, superseded_by=0,
+                pace=msgspec.to_builtins(Pace()), who="anna", created=now - 900, began=now - 880, ended=0.0, changed=now,
+            )
+        )  # fmt: skip
+        session.flush()
+        for stage, part in enumerate(("10%", "50%", "100%")):
+            session.add(
+                RolloutStageRow(rollout=number, number=stage, asked=part, began=now - 880 if stage == 0 else 0.0)
+            )
+        session.flush()
+        for position, name in enumerate(names):
+            stage = next(place for place, size in enumerate(sizes) if position < size)
+            session.add(_made_member(rng, number, name, stage, position, now))
+
+
+def _made_member(rng: random.Random, number: int, name: str, stage: int, position: int, now: float) -> RolloutDeviceRow:
+    drawn = rng.random()
+    cause, kind, state = "", "", "queued" if stage else "succeeded"
+    if not stage and drawn < 0.06:
+        cause, kind, state = "p95 of 212 ms over 50 requests, at most 150 ms", "gate p95", "gone back"
+    elif not stage and drawn < 0.1:
+        cause, kind, state = "golden input 2 differs by 0.031, at most 0.01", "golden inputs", "gone back"
+    return RolloutDeviceRow(
+        rollout=number, device=name, stage=stage, position=position, state=state, previous="", cause=cause, kind=kind,
+        counter=0, told_at=now - 870 + position if not stage else 0.0, ran_at=0.0, goes_back=False, sent_back=bool(kind),
+        counts=bool(kind), unjudged=False,
+    )  # fmt: skip

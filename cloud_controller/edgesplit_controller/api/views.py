@@ -14,6 +14,8 @@ from edgesplit_controller.fleet_rows import MOST_NAMES
 from edgesplit_controller.planning import Wish
 
 viewers = viewer_routes()
+Names = Annotated[list[str] | None, Query(max_length=MOST_NAMES)]
+Newest = Annotated[int, Query(ge=1, le=1_000)]
 
 
 @viewers.get("/views/fleet")
