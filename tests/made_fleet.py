@@ -154,15 +154,18 @@ def make_rollout(
     with database.write() as session:
         session.add(
             Deployment(
-                id=number, release=release, model=model, targets=["all"], devices=list(names), options={}, created=now - 900
+                id=number, release=release, model=model, targets=["all"], devices=list(names), options={},
+                created=now - 900,
             )
         )  # fmt: skip
         session.flush()
         session.add(
             RolloutRow(
-                id=number, model=model.partition("@")[0], release=release, terms=msgspec.to_builtins(terms), state=state,
+                id=number, model=model.partition("@")[0], release=release, state=state,
+                terms=msgspec.to_builtins(terms),
                 stage=0, approved=-1, excused=-1, why="", outcome="", following=False, superseded_by=0,
-                pace=msgspec.to_builtins(Pace()), who="anna", created=now - 900, began=now - 880, ended=0.0, changed=now,
+                pace=msgspec.to_builtins(Pace()), who="anna", created=now - 900, began=now - 880,
+                ended=0.0, changed=now,
             )
         )  # fmt: skip
         session.flush()
@@ -185,6 +188,6 @@ def _made_member(rng: random.Random, number: int, name: str, stage: int, positio
         cause, kind, state = "golden input 2 differs by 0.031, at most 0.01", "golden inputs", "gone back"
     return RolloutDeviceRow(
         rollout=number, device=name, stage=stage, position=position, state=state, previous="", cause=cause, kind=kind,
-        counter=0, told_at=now - 870 + position if not stage else 0.0, ran_at=0.0, goes_back=False, sent_back=bool(kind),
-        counts=bool(kind), unjudged=False,
+        counter=0, told_at=now - 870 + position if not stage else 0.0, ran_at=0.0, goes_back=False,
+        sent_back=bool(kind), counts=bool(kind), unjudged=False,
     )  # fmt: skip
