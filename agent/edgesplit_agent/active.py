@@ -240,8 +240,8 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
     local = active.plan.local
     if local is None:
         return
-    request = oip.decode_request(*_with_header_length(chunk(golden.request.sha256)))
-    expected = oip.decode_response(*_with_header_length(chunk(golden.response.sha256)))
+    request = oip.decode_request(*with_header_length(chunk(golden.request.sha256)))
+    expected = oip.decode_response(*with_header_length(chunk(golden.response.sha256)))
     timing = Timing()
     live = active.run(active.order(local.device), request.inputs, timing)
     active.learn(timing)
@@ -252,7 +252,7 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
 
 def golden_inputs(golden: Golden, chunk: Callable[[str], bytes]) -> Tensors:
     """What a golden request carries."""
-    return oip.decode_request(*_with_header_length(chunk(golden.request.sha256))).inputs
+    return oip.decode_request(*with_header_length(chunk(golden.request.sha256))).inputs
 
 
 def close(got: Tensor, want: Tensor) -> bool:
@@ -265,7 +265,7 @@ def close(got: Tensor, want: Tensor) -> bool:
     return bool(np.allclose(got, want, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE * scale, equal_nan=True))
 
 
-def _with_header_length(body: bytes) -> tuple[bytes, int | None]:
+def with_header_length(body: bytes) -> tuple[bytes, int | None]:
     """The body with the length of its JSON part: what its tensors' own sizes leave of it."""
     try:
         head, _ = json.JSONDecoder().raw_decode(body.decode("latin-1"))

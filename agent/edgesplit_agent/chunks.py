@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from edgesplit.durable import make_folders, sync_folder, write_durably
+from edgesplit.durable import make_folders, sync_file, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage
 from edgesplit.names import SHA256
 from edgesplit.release import Manifest, SliceFile, decode_manifest
@@ -280,7 +280,7 @@ def _write_into(path: Path, pieces: Sequence[tuple[int, bytes]]) -> None:
             left = memoryview(data)
             while left:
                 left = left[file.write(left) :]
-        os.fsync(file.fileno())
+        sync_file(file.fileno(), path)
     if fresh:
         sync_folder(path.parent)
         _sync_upwards(path.parent.parent)

@@ -10,15 +10,14 @@ import hashlib
 import logging
 import os
 import random
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
 from typing import Protocol, TypeAlias
 
 from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage, TrustError
+from edgesplit.pace import THREADS, Pace
 from edgesplit_agent.window import LEAST_BYTES_PER_S, WATCH_S, Window
 
 log = logging.getLogger(__name__)
@@ -77,13 +76,15 @@ class MetadataFetcher:
         device: str,
         patience_s: Sequence[float] = PATIENCE_S,
         *,
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float] | None = None,
+        pace: Pace = THREADS,
     ) -> None:
+        """`clock` in place of the pace's."""
         self._wire = wire
         self._device = device
         self._patience_s = patience_s
-        self._clock = clock
-        self._changed = threading.Condition()
+        self._clock = clock or pace.monotonic
+        self._changed = pace.condition()
         self._asked: tuple[bytes, str, int] | None = None
         self._pieces: dict[int, bytes] = {}
         self._held = 0
@@ -175,13 +176,15 @@ class ChunkFetcher:
         device: str,
         *,
         cap_bytes_per_s: float = float("inf"),
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float] | None = None,
+        pace: Pace = THREADS,
     ) -> None:
+        """`clock` in place of the pace's."""
         self._wire = wire
         self._device = device
         self._cap_bytes_per_s = cap_bytes_per_s
-        self._clock = clock
-        self._changed = threading.Condition()
+        self._clock = clock or pace.monotonic
+        self._changed = pace.condition()
         self._sizes: Mapping[str, int] = {}
         self._here: set[str] = set()
         self._arrived: deque[tuple[str, bytes]] = deque()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import http.client
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -182,7 +181,7 @@ def _coded(response: Response, accepts: str) -> Response:
     if not coding or sum(map(len, response.body)) < COMPRESSED_FROM:
         return response
     headers = {**response.headers, "content-encoding": coding}
-    return replace(response, headers=headers, body=[encoded(response.body, coding)])
+    return Response(response.status, headers, [encoded(response.body, coding)])
 
 
 def _kept(inputs: Mapping[str, oip.Tensor], release: ActiveRelease) -> Mapping[str, oip.Tensor]:

@@ -47,8 +47,12 @@ def read_claim(path: Path) -> Claim:
         raise UsageError(f"cannot read the claim {path}: {error.strerror}") from error
 
 
-def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None) -> Identity:
-    """Become the device that the claim names, or find that we are it already."""
+Ask = Callable[[bytes], bytes]
+"""The controller's answer to an enrolment request. LinkError: try again; TrustError: it is refused."""
+
+
+def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None, ask: Ask | None = None) -> Identity:
+    """Become the device that the claim names, or find that we are it already. `ask`, where not over HTTPS."""
     known = folder.enrolled()
     if known is not None:
         if known.device != claim.device:
@@ -63,8 +67,8 @@ def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None) -
     request = EnrolmentRequest(
         token=claim.token, csr_pem=csr_pem, encryption_key=public, encryption_signature=signature
     )
-    tls = enrolment_context(claim.ca_pem)
-    enrolled = decode_document(post(url, "/v1/enrol", tls, encode_document(request), "the claim"), Enrolled)
+    answer = (ask or _by_https(url, claim.ca_pem))(encode_document(request))
+    enrolled = decode_document(answer, Enrolled)
     if enrolled.device != claim.device:
         raise TrustError(f"the controller enrolled us as {enrolled.device[:63]!r}, the claim says {claim.device!r}")
     write_durably(folder.certificate_file, enrolled.certificate_pem.encode())
@@ -81,6 +85,10 @@ def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None) -
     folder.write_enrolled(identity)
     log.info("enrolled as %s", identity.device)
     return identity
+
+
+def _by_https(url: str, ca_pem: str) -> Ask:
+    return lambda request: post(url, "/v1/enrol", enrolment_context(ca_pem), request, "the claim")
 
 
 def enrol_patiently(

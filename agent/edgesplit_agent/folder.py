@@ -96,10 +96,10 @@ class DataFolder:
             os.close(descriptor)
             raise UsageError(f"another edgesplit-agent runs on {self.path}") from error
         self._lock_file = descriptor
-        self._sweep()
+        self.sweep()
 
-    def _sweep(self) -> None:
-        """What a power cut left half written is nobody's, now that the folder is ours."""
+    def sweep(self) -> None:
+        """What a power cut left half written is nobody's, now that the folder is ours (`hold`, or whoever knows)."""
         for folder in (self.path, self.identity, self.trust):
             try:
                 sweep_parts(folder)

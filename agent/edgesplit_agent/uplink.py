@@ -11,24 +11,21 @@ import logging
 import math
 import secrets
 import ssl
-import threading
-from collections.abc import Callable
-from time import monotonic, time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import edgesplit
 from edgesplit import messages
 from edgesplit.errors import LinkError
 from edgesplit.messages import Birth, Death, ModelState, Reported
-from edgesplit.mqtt import Session
+from edgesplit.mqtt import OnMessage, Session, Will
+from edgesplit.pace import THREADS, Pace, Running
 from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher
 from edgesplit_agent.folder import DataFolder, Identity
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 2.0
-AT_ONCE_S = 1.0
-"""Between telemetry messages when something changed."""
 SLACK_S = 0.1
 KEEPALIVE_S = 10
 GOODBYE_S = 2.0
@@ -41,6 +38,54 @@ class Sample(Protocol):
 
     def __call__(self, session: int, sequence: int, take: bool) -> tuple[messages.Telemetry | None, object]:
         """Telemetry (with `take`, which begins new windows), and what is worth being told early when it changes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often telemetry is sent."""
+
+    every_s: float = 2.0
+    at_once_s: float = 1.0
+    """Between messages when something changed."""
+
+
+class Connection(Protocol):
+    """What is needed of `edgesplit.mqtt.Session`, whose words these are."""
+
+    problem: str
+
+    @property
+    def connected(self) -> bool: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def reconnect(self) -> None: ...
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False, correlation: bytes | None = None,
+        wait_s: float | None = None,
+    ) -> bool: ...  # fmt: skip
+    def subscribe(self, topics: Sequence[str], qos: int = 1) -> None: ...
+    def unsubscribe(self, topics: Sequence[str]) -> None: ...
+
+
+class Connect(Protocol):
+    """Makes a connection that is still to be started."""
+
+    def __call__(
+        self,
+        host: str,
+        port: int,
+        client_id: str,
+        tls: ssl.SSLContext,
+        /,
+        *,
+        on_message: OnMessage,
+        on_connect: Callable[[], None],
+        on_disconnect: Callable[[], None],
+        will: Callable[[], Will],
+        keepalive_s: int,
+    ) -> Connection:
+        """As `edgesplit.mqtt.Session` does."""
         ...
 
 
@@ -59,23 +104,32 @@ class Uplink:
         local_url: str,
         certificate: Callable[[], str] = str,
         fetch_bytes_per_s: float = math.inf,
+        simulated: bool = False,
+        rhythm: Rhythm | None = None,
+        connect: Connect = Session,
+        pace: Pace = THREADS,
     ) -> None:
-        """`certificate` tells the serial number of the certificate that a new connection shows."""
+        """`certificate` tells the serial number of the certificate that a new connection shows; `connect` and `pace`
+        are a simulation's own."""
         self._certificate = certificate
+        self._simulated = simulated
+        self._rhythm = rhythm or Rhythm()
+        self._pace = pace
         self._start_mark = secrets.token_hex(8)
         self._folder = folder
         self._identity = identity
         self._sample = sample
         self._emulated = emulated
         self._local_url = local_url
-        self._started = monotonic()
+        self._started = pace.monotonic()
         self._on_offer: Callable[[bytes], None] = lambda raw: None
         self._on_change: Callable[[bool], None] = lambda online: None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="telemetry", daemon=True)
+        self._stopping = False
+        self._changed = pace.condition()
+        self._telling: Running | None = None
         self.session_number = 0
         device = identity.device
-        self._session = Session(
+        self._session = connect(
             address[0],
             address[1],
             device,
@@ -86,8 +140,8 @@ class Uplink:
             will=self._will,
             keepalive_s=KEEPALIVE_S,
         )
-        self.metadata = MetadataFetcher(self._session, device)
-        self.chunks = ChunkFetcher(self._session, device, cap_bytes_per_s=fetch_bytes_per_s)
+        self.metadata = MetadataFetcher(self._session, device, pace=pace)
+        self.chunks = ChunkFetcher(self._session, device, cap_bytes_per_s=fetch_bytes_per_s, pace=pace)
 
     def start(self, on_offer: Callable[[bytes], None], on_change: Callable[[bool], None]) -> None:
         """Connect, and stay connected. `on_offer(signed statement)`, `on_change(is online)`."""
@@ -96,11 +150,13 @@ class Uplink:
         self._session.subscribe([messages.topic(device, "fetched")], qos=0)
         self._session.subscribe([messages.topic(device, "desired")], qos=1)
         self._session.start()
-        self._thread.start()
+        self._telling = self._pace.start(self._tell, "telemetry")
 
     def stop(self) -> None:
         """Say goodbye in our own words, and go."""
-        self._stopping.set()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
         if self._session.connected:
             try:
                 self._publish("birth", Death(self.session_number), wait_s=GOODBYE_S)
@@ -140,19 +196,20 @@ class Uplink:
 
     def _will(self) -> tuple[str, bytes, bool]:
         """Asked before each connection, which so gets its number."""
-        self.session_number = self._folder.next_session(time())
+        self.session_number = self._folder.next_session(self._pace.time())
         return messages.topic(self._identity.device, "birth"), messages.encode(Death(self.session_number)), True
 
     def _connected(self) -> None:
         birth = Birth(
             session=self.session_number,
-            boot_s=monotonic() - self._started,
+            boot_s=self._pace.monotonic() - self._started,
             version=edgesplit.__version__,
             device_class=self._identity.device_class,
             emulated=self._emulated,
             local_url=self._local_url,
             start=self._start_mark,
             certificate=self._certificate(),
+            simulated=self._simulated,
         )
         self._publish("birth", birth, wait_s=None)
         log.info("connected to the broker, session %d", self.session_number)
@@ -171,16 +228,22 @@ class Uplink:
 
     def _tell(self) -> None:
         """Telemetry, every so often and soon after a change, for as long as we live."""
-        sequence, last_sent = 0, monotonic()
+        sequence, last_sent = 0, self._pace.monotonic()
         last_seen: object = None
-        while not self._stopping.wait(AT_ONCE_S):
+        every_s = self._rhythm.every_s - SLACK_S
+        while not self._stops_within(self._rhythm.at_once_s):
             try:
                 _, worth = self._sample(self.session_number, sequence, take=False)
-                if not self._session.connected or (worth == last_seen and monotonic() - last_sent < EVERY_S - SLACK_S):
+                now = self._pace.monotonic()
+                if not self._session.connected or (worth == last_seen and now - last_sent < every_s):
                     continue
                 message, worth = self._sample(self.session_number, sequence, take=True)
                 if message is not None:
                     self._session.publish(messages.topic(self._identity.device, "telemetry"), messages.encode(message))
-                sequence, last_sent, last_seen = sequence + 1, monotonic(), worth
+                sequence, last_sent, last_seen = sequence + 1, now, worth
             except Exception:
                 log.exception("no telemetry this time")
+
+    def _stops_within(self, seconds: float) -> bool:
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._stopping, seconds))

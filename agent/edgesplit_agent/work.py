@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.floor import Floor
@@ -21,7 +22,6 @@ from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
 from edgesplit_agent.active import ActiveRelease, check_golden, golden_inputs, load, plan_for
 from edgesplit_agent.chunks import ChunkStore, Layout
-from edgesplit_agent.engine import Engine
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
@@ -43,6 +43,23 @@ class _Paper:
     manifest: Manifest
 
 
+class Serves(Protocol):
+    """What is needed of the engine."""
+
+    @property
+    def serving(self) -> Mapping[str, ActiveRelease]:
+        """What is answered now, by model."""
+        ...
+
+    def serve(self, model: str, release: ActiveRelease) -> None:
+        """Answer `model` by this release from now on."""
+        ...
+
+    def drop(self, model: str) -> None:
+        """Answer `model` no more."""
+        ...
+
+
 class Work:
     """Implements `updates.Hands` over the data folder."""
 
@@ -50,7 +67,7 @@ class Work:
         self,
         folder: DataFolder,
         identity: Identity,
-        engine: Engine,
+        engine: Serves,
         store: ChunkStore,
         start_host: StartHost,
         *,

@@ -1,6 +1,7 @@
 """The controller's HTTP API as the command line sees it: JSON in, JSON out, our errors back.
 
-The address, the CA, the operator's certificate and token come from the data folder that `edgectl up` keeps.
+The address, the CA, an operator's certificate and token come from a file of credentials, or from the data folder that
+`edgectl up` keeps.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import http.client
 import json
 import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlencode, urlsplit
 
 from edgesplit import errors
 from edgesplit.errors import EdgeError, LinkError, UsageError
-from edgesplit.identity import Credentials
+from edgesplit_cli import credentials
+from edgesplit_cli.credentials import Credentials
+from edgesplit_cli.settings import chosen_credentials
 
 ERRORS: dict[int, type[EdgeError]] = {401: UsageError, 403: UsageError, 413: UsageError}
 """For answers that do not name their kind."""
@@ -34,21 +38,14 @@ class Api:
 
     @classmethod
     def of(cls, data: Path) -> Api:
-        """The controller that runs on this data folder; UsageError says how to start one."""
-        try:
-            addresses = json.loads((data / "controller.json").read_text())
-            token = (data / "operator.token").read_text().strip()
-            (data / "keys" / "operator.key").open("rb").close()  # OpenSSL does not say which file it may not read
-            shown = Credentials(data / "keys" / "operator.key", data / "keys" / "operator.pem", data / "ca.pem")
-            return cls(addresses["api_url"], token, shown.client_context())
-        except FileNotFoundError as error:
-            raise UsageError(f"no controller runs on {data}: start one with `edgectl --data {data} up`") from error
-        except PermissionError as error:
-            raise UsageError(
-                f"{error.filename} is not yours to read: run as the user who started the controller"
-            ) from error
-        except (ValueError, KeyError) as error:
-            raise UsageError(f"{data / 'controller.json'} is damaged; restart `edgectl up`") from error
+        """The controller that the call names: by credentials, or by the data folder that it runs on."""
+        held = chosen_credentials(data)
+        return cls.by(credentials.read(held) if held else credentials.of_folder(data))
+
+    @classmethod
+    def by(cls, held: Credentials) -> Api:
+        """The controller that these credentials are for."""
+        return cls(held.url, held.token, held.client_context())
 
     def get(self, path: str, **query: Any) -> Any:
         """GET; the decoded JSON."""
@@ -57,6 +54,11 @@ class Api:
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         """POST of JSON; the decoded JSON."""
         return self._json("POST", path, query, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """GET; the answer line by line, as it comes."""
+        with self._answered("GET", path, {}, None, {}) as response:
+            yield from response
 
     def delete(self, path: str) -> Any:
         """DELETE; the decoded JSON."""
@@ -81,6 +83,17 @@ class Api:
     def _exchange(
         self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]
     ) -> bytes:
+        with self._answered(method, path, query, body, headers) as response:
+            try:
+                return response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise self._lost(error) from error
+
+    @contextmanager
+    def _answered(
+        self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer that is no error, to be read."""
         address = urlsplit(self.url)
         wanted = urlencode([(key, value) for key, value in query.items() if value is not None], doseq=True)
         connection = http.client.HTTPSConnection(
@@ -88,18 +101,20 @@ class Api:
         )
         try:
             everything = {"Authorization": f"Bearer {self._token}", **headers}
-            connection.request(method, f"{path}?{wanted}" if wanted else path, body=body, headers=everything)
-            response = connection.getresponse()
-            raw = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise LinkError(
-                f"the controller at {self.url} does not answer ({error}): is `edgectl up` running?"
-            ) from error
+            try:
+                connection.request(method, f"{path}?{wanted}" if wanted else path, body=body, headers=everything)
+                response = connection.getresponse()
+                refused = response.read() if response.status >= 400 else b""
+            except (OSError, http.client.HTTPException) as error:
+                raise self._lost(error) from error
+            if response.status >= 400:
+                raise _error(response.status, refused)
+            yield response
         finally:
             connection.close()
-        if response.status >= 400:
-            raise _error(response.status, raw)
-        return raw
+
+    def _lost(self, error: Exception) -> LinkError:
+        return LinkError(f"the controller at {self.url} does not answer ({error}): is `edgectl up` running?")
 
 
 def _blocks(file: IO[bytes], size: int, progress: Any) -> Iterator[bytes]:

@@ -15,15 +15,19 @@ import click
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
+    audit,
     calibrate,
     check,
+    dashboard,
     deploy,
     devices,
     export,
     infer,
     keys,
+    login,
     models,
     offload,
+    operators,
     plan,
     profiles,
     replan,
@@ -32,7 +36,7 @@ from edgesplit_cli.commands import (
     up,
 )
 from edgesplit_cli.commands.limits import LIMIT, in_flags
-from edgesplit_cli.settings import DATA_VARIABLE, default_data_folder
+from edgesplit_cli.settings import CREDENTIALS_VARIABLE, DATA_VARIABLE, default_data_folder
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -43,8 +47,16 @@ from edgesplit_cli.settings import DATA_VARIABLE, default_data_folder
     default=None,
     help=f"The controller's data folder. [default: ${DATA_VARIABLE} or ~/.local/share/edgesplit]",
 )
+@click.option(
+    "--credentials",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar=CREDENTIALS_VARIABLE,
+    default=None,
+    help="An operator's file, from `edgectl operator add`: for a controller that runs elsewhere."
+    f" [default: ${CREDENTIALS_VARIABLE}, or what `edgectl login` kept]",
+)
 @click.pass_context
-def cli(context: click.Context, data: Path | None) -> None:
+def cli(context: click.Context, data: Path | None, credentials: Path | None) -> None:
     """Split neural networks between devices, edge and cloud; sign, deliver and watch them."""
     context.obj = data or default_data_folder()
 
@@ -63,6 +75,12 @@ for command in (
     rollout.rollout,
     devices.device,
     keys.keys,
+    operators.operator,
+    login.login,
+    login.logout,
+    login.whoami,
+    dashboard.dashboard,
+    audit.audit,
     infer.infer,
     offload.offload,
     export.export,

@@ -15,6 +15,7 @@ from edgesplit.plan import Link
 
 BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 JOULES = {"j": 1.0, "mj": 1e-3, "uj": 1e-6}
+LIVES = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "y": 31_536_000.0}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 OBJECTIVES = {"latency": "latency", "p95": "latency_p95", "energy": "energy", "throughput": "throughput"}
 
@@ -39,6 +40,7 @@ class Quantity(click.ParamType[float]):
 SIZE = Quantity("size", BYTES, "512MB or 64KiB")
 ENERGY = Quantity("energy", JOULES, "0.5J or 20mJ")
 DURATION = Quantity("duration", SECONDS, "100ms or 0.1s")
+LIFE = Quantity("length of time", LIVES, "90d or 12h")
 
 
 class Number(click.FloatRange):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
+import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -27,6 +28,7 @@ from edgesplit.durable import write_durably
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.identity import Credentials, load_or_make_key, private_pem
 
+AUTHORITY: Final = "edgesplit authority"
 AUTHORITY_LIFE: Final = timedelta(days=3650)
 LEAF_LIFE: Final = timedelta(days=365)
 RENEW_BEFORE: Final = timedelta(days=30)
@@ -48,8 +50,9 @@ _NOTHING: Final = {
 class Authority:
     """The authority kept in `folder`, made there if there is none. Its key never leaves the folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = AUTHORITY) -> None:
         self._folder = folder
+        self._name = name
         self.certificate_file = folder / "ca.pem"
         self._key = load_or_make_key(folder / "ca.key")
         self._certificate = _load_certificate(self.certificate_file) or self._make()
@@ -78,6 +81,12 @@ class Authority:
         subject = names.device_name(name)
         certificate = self._leaf(subject, _requested_key(csr_pem), ExtendedKeyUsageOID.CLIENT_AUTH, None)
         return certificate.public_bytes(Encoding.PEM)
+
+    def sign_operator(self, csr_pem: bytes, name: str, expires: float | None) -> bytes:
+        """An operator's certificate (PEM) for the key in `csr_pem`, good until then, and a year at most."""
+        left = timedelta(seconds=expires - time.time()) if expires is not None else LEAF_LIFE
+        key, purpose = _requested_key(csr_pem), ExtendedKeyUsageOID.CLIENT_AUTH
+        return self._leaf(name, key, purpose, None, min(LEAF_LIFE, left)).public_bytes(Encoding.PEM)
 
     def sign_gateway(self, csr_pem: bytes, name: str) -> bytes:
         """The certificate (PEM) of that gateway's server, for the key in `csr_pem`: good for its own name and no other,
@@ -144,7 +153,7 @@ class Authority:
 
     def _make(self) -> x509.Certificate:
         public = self._key.public_key()
-        subject = _name("edgesplit authority")
+        subject = _name(self._name)
         certificate = (
             _builder(subject, subject, public, AUTHORITY_LIFE)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -6,7 +6,7 @@ Calls that measure, plan, cut or sign are marked heavy: the API runs them one at
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from edgesplit.links import host_and_port
 from edgesplit.plan import Link
 from edgesplit.release import Manifest
 from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.callers import who_asks
 from edgesplit_controller.content_keys import check_can_decrypt, check_introduced
 from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
@@ -35,7 +36,7 @@ from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.rollout.asked import PLAIN, Asked
 from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, Wanted
-from edgesplit_controller.shown import shown_claim, shown_deployment, shown_device, shown_event, shown_model
+from edgesplit_controller.shown import narrowed, shown_claim, shown_deployment, shown_device, shown_event, shown_model
 from edgesplit_controller.signing import Signing
 
 
@@ -119,6 +120,10 @@ class Controller:
     exporting: Exporting
     replanner: Replanner
 
+    def within(self, groups: frozenset[str] | None) -> Controller:
+        """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
+        return replace(self, devices=self.devices.within(groups), rollouts=self.rollouts.within(groups))
+
     # ---- models -----------------------------------------------------------------------------------------------
 
     def push(self, part: Path, name: str, input_text: str, bindings: Mapping[str, int]) -> dict[str, Any]:
@@ -198,7 +203,7 @@ class Controller:
             return {**_planned(digest, model, names, manifest), **self.signing.to_sign(self.releasing.raw(digest))}
         self.releasing.publish(model, digest, wish)
         options = {**wish.as_options(), "now": now}
-        return self._roll_out(model, manifest, Wanted(digest, model.ref, chosen, targets, options, asked))
+        return self._roll_out(model, manifest, Wanted(digest, model.ref, chosen, targets, options, asked, who_asks()))
 
     def deploy_signed(
         self,
@@ -220,9 +225,11 @@ class Controller:
         self.rollouts.check(asked, len(chosen))
         self.releasing.publish(model, release, wish, signed)
         options = {**wish.as_options(), "now": now}
-        return self._roll_out(model, manifest, Wanted(release, model.ref, chosen, targets, options, asked))
+        return self._roll_out(model, manifest, Wanted(release, model.ref, chosen, targets, options, asked, who_asks()))
 
     def _roll_out(self, model: Model, manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
+        if self.devices.groups is not None:
+            wanted = replace(wanted, options={**wanted.options, "groups": sorted(self.devices.groups)})
         made = self.rollouts.make(wanted)
         taken_over = [{"rollout": number, "devices": count} for number, count in sorted(made.supersedes.items())]
         names = sorted(device.name for device in wanted.devices)
@@ -231,12 +238,14 @@ class Controller:
 
     def ask_rollout(self, number: int, verb: Verb) -> dict[str, Any]:
         """Pause it, let it go on, approve its next stage, abort it, or take its devices back."""
-        self.rollouts.command(number, verb)
+        self.rollouts.command(number, verb, who_asks())
         return self.rollouts.shown(number)
 
     def deployments(self) -> list[dict[str, Any]]:
-        """Every deployment, oldest first."""
-        return [shown_deployment(row) for row in self.director.deployments()]
+        """Every deployment, oldest first; of each only the devices that exist for who asks."""
+        mine = self._mine()
+        shown = [shown_deployment(row) for row in self.director.deployments()]
+        return shown if mine is None else [within for one in shown if (within := narrowed(one, mine))]
 
     def releases(self) -> list[dict[str, Any]]:
         """Every release, oldest first."""
@@ -328,6 +337,8 @@ class Controller:
 
     def lead(self, targets: Sequence[str], gateway: str, link: str = "") -> dict[str, Any]:
         """Let devices offload through a gateway, or with `none` to the cloud."""
+        if gateway != "none" and self.devices.groups is not None and self.devices.open_claim(gateway) is None:
+            self.devices.get(gateway)
         led = self.gateways.lead(self.devices.select(targets), gateway, link)
         self.settle()
         return {"devices": led, "gateway": None if gateway == "none" else gateway}
@@ -402,10 +413,18 @@ class Controller:
         return self.devices.history(name, newest)
 
     def events(self, newest: int) -> list[dict[str, Any]]:
-        """The newest events, oldest first."""
+        """The newest events, oldest first; who is for some groups sees those of their devices."""
+        mine = self._mine()
+        wanted = select(Event).order_by(Event.id.desc()).limit(newest)
+        if mine is not None:
+            wanted = wanted.where(Event.what.like("device.%"), Event.subject.in_(mine))
         with self.database.read() as session:
-            rows = session.scalars(select(Event).order_by(Event.id.desc()).limit(newest)).all()
+            rows = session.scalars(wanted).all()
         return [shown_event(row) for row in reversed(rows)]
+
+    def _mine(self) -> frozenset[str] | None:
+        """The names of the devices that exist for who asks; None: of all there are and were."""
+        return None if self.devices.groups is None else frozenset(device.name for device in self.devices.all())
 
 
 def links_by_class(devices: Sequence[Device], link: str) -> dict[str, Link]:

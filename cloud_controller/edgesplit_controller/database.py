@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from edgesplit.errors import UsageError
+from edgesplit_controller.callers import OWNER, who_asks
 from edgesplit_controller.engines import POSTGRESQL, in_our_words, open_engine, shown
 from edgesplit_controller.schema import bring_up_to_date
 
@@ -354,5 +355,5 @@ def held(session: Session, device: str) -> Device | None:
 
 
 def record(session: Session, at: float, who: str, what: str, subject: str, /, **detail: Any) -> None:
-    """Add one event to the audit trail, in the caller's transaction."""
-    session.add(Event(at=at, who=who, what=what, subject=subject, detail=detail))
+    """Add one event to the trail, in the caller's transaction. `operator` stands for whoever asks for it now."""
+    session.add(Event(at=at, who=who_asks() if who == OWNER else who, what=what, subject=subject, detail=detail))

@@ -10,10 +10,7 @@ certificate's name.
 from __future__ import annotations
 
 import logging
-import queue
 import re
-import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +20,7 @@ from edgesplit import messages
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.names import sha256_hex
+from edgesplit.pace import THREADS, Pace, Running
 from edgesplit_controller import floods
 
 log = logging.getLogger(__name__)
@@ -116,8 +114,8 @@ class ChunkQueue:
 class Inbox:
     """Messages by device, each device's share bounded, taken out in batches."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, pace: Pace = THREADS) -> None:
+        self._changed = pace.condition()
         self._waiting: deque[tuple[str, messages.Message, bytes | None]] = deque()
         self._of: Counter[str] = Counter()
         self._closed = False
@@ -177,48 +175,43 @@ class Sources:
 class Delivery:
     """The workers around one MQTT session. `on_message` and `on_connect` are given to the session."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, pace: Pace = THREADS) -> None:
+        self._pace = pace
         self._sources = sources
         self._channel: Channel | None = None
-        self._said, self._asked = Inbox(), Inbox()
+        self._said, self._asked = Inbox(pace), Inbox(pace)
         self._chunks = ChunkQueue()
-        self._chunks_changed = threading.Condition()
+        self._chunks_changed = pace.condition()
         self._closed = False
-        self._ended = threading.Event()
-        self._stating = threading.Condition()
+        self._ending = pace.condition()
+        self._stating = pace.condition()
         self._to_state: set[str] | None = set()
         """Devices to be told anew; None: all of them."""
         self._to_forget: set[str] = set()
         self._purses = floods.Purses()
-        self._purses_lock = threading.Lock()
-        self._floods: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=work, name=f"delivery-{work.__name__.strip('_')}", daemon=True)
-            for work in (self._take_in, self._answer, self._stream, self._state_all, self._tell_of_floods)
-        ]
+        self._purses_changed = pace.condition()
+        self._flooding: deque[str] = deque()
+        """To be told of."""
+        self._workers: list[Running] = []
         self.dropped: Counter[str] = Counter()
         """Malformed and excess messages, by device."""
 
     def start(self, channel: Channel) -> None:
         """Begin to work on `channel`."""
         self._channel = channel
-        for thread in self._threads:
-            thread.start()
+        for work in (self._take_in, self._answer, self._stream, self._state_all, self._tell_of_floods):
+            self._workers.append(self._pace.start(work, f"delivery-{work.__name__.strip('_')}"))
 
     def stop(self) -> None:
         """End every worker, after what was taken in is kept."""
         self._said.close()
         self._asked.close()
-        self._ended.set()
-        self._floods.put(None)
-        with self._chunks_changed:
-            self._closed = True
-            self._chunks_changed.notify_all()
-        with self._stating:
-            self._stating.notify_all()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(timeout=10)
+        self._closed = True
+        for waited_for in (self._ending, self._purses_changed, self._chunks_changed, self._stating):
+            with waited_for:
+                waited_for.notify_all()
+        for worker in self._workers:
+            worker.join(timeout=10)
 
     def on_connect(self) -> None:
         """The session is up (again), or this process leads now: state everything anew, for the broker may have
@@ -263,13 +256,18 @@ class Delivery:
         self._charge(device, floods.CONNECTION)
 
     def _charge(self, device: str, units: float) -> None:
-        with self._purses_lock:
-            tell = self._purses.spend(device, units, time.monotonic())
-        if tell:
-            self._floods.put(device)
+        with self._purses_changed:
+            if self._purses.spend(device, units, self._pace.monotonic()):
+                self._flooding.append(device)
+                self._purses_changed.notify()
+
+    def _next_flood(self) -> str | None:
+        with self._purses_changed:
+            self._purses_changed.wait_for(lambda: self._flooding or self._closed)
+            return None if self._closed else self._flooding.popleft()
 
     def _tell_of_floods(self) -> None:
-        while (device := self._floods.get()) is not None:
+        while (device := self._next_flood()) is not None:
             log.warning("device %s floods: nothing of it is taken in until it has calmed down", device)
             try:
                 self._sources.flooding(device, self.dropped[device])
@@ -351,11 +349,11 @@ class Delivery:
                 )
         elif isinstance(wish, messages.FetchChunks):
             chunks = check_wish(wish, self._sources.release_chunks)
-            with self._purses_lock:
-                again = self._purses.again(device, chunks, time.monotonic())
+            with self._purses_changed:
+                again = self._purses.again(device, chunks, self._pace.monotonic())
             self._charge(device, again * floods.AGAIN)
             with self._chunks_changed:
-                self.dropped[device] += self._chunks.ask(device, wish.release, chunks, time.monotonic())
+                self.dropped[device] += self._chunks.ask(device, wish.release, chunks, self._pace.monotonic())
                 self._chunks_changed.notify()
 
     def _metadata(self, path: str) -> bytes | None:
@@ -383,10 +381,10 @@ class Delivery:
     def _await_chunks(self) -> list[str] | None:
         with self._chunks_changed:
             while not self._closed:
-                if ready := self._chunks.take(time.monotonic()):
+                if ready := self._chunks.take(self._pace.monotonic()):
                     return ready
                 due = self._chunks.next_due()
-                self._chunks_changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+                self._chunks_changed.wait(None if due is None else max(0.0, due - self._pace.monotonic()))
         return None
 
     def _state_all(self) -> None:
@@ -394,7 +392,7 @@ class Delivery:
         while (due := self._await_stating()) is not None:
             forgotten, told = due
             try:
-                for device in forgotten:
+                for device in sorted(forgotten):
                     self._state(device, b"")
                 statements = self._sources.statements(told)
                 for device, statement in statements.items():
@@ -408,7 +406,8 @@ class Delivery:
                 log.exception("could not state what devices shall run")
 
     def _state_again(self, forgotten: Collection[str], told: Collection[str] | None) -> None:
-        self._ended.wait(RESTATE_S)
+        with self._ending:
+            self._ending.wait_for(lambda: self._closed, RESTATE_S)
         with self._stating:
             self._to_forget.update(forgotten)
             both = told is not None and self._to_state is not None

@@ -6,19 +6,20 @@ repeat by itself (telemetry, a fetch, a session never seen before) came lately. 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from sqlalchemy import delete, select, update
+from sqlalchemy import Select, delete, select, update
 from sqlalchemy.orm import Session
 
 from edgesplit import messages
@@ -36,9 +37,10 @@ from edgesplit_controller.database import (
     held,
     record,
 )
-from edgesplit_controller.refusals import Conflict, Forbidden, unknown
+from edgesplit_controller.refusals import Conflict, Forbidden, NotAllowed, unknown
 from edgesplit_controller.selecting import Described, Selector, parse_selector
 
+Row = TypeVar("Row", Device, ClaimRow)
 State = Literal["online", "stale", "offline", "revoked", "claimed"]
 CLAIM_S = 3_600
 LONGEST_CLAIM_S = 30 * 86_400
@@ -100,6 +102,26 @@ class Devices:
         self._stale_after_s = stale_after_s
         self._now = now
         self._untrimmed: Counter[str] = Counter()
+        self._groups: frozenset[str] | None = None
+
+    def within(self, groups: frozenset[str] | None) -> Devices:
+        """The same devices, for a caller for whom only those of these groups exist; None: all do.
+
+        What operators ask for goes by that: `claim`, `revoke`, `get`, `all`, `select`, `history`, claims. What devices
+        and the controller itself do does not.
+        """
+        narrowed = copy.copy(self)
+        narrowed._groups = groups
+        return narrowed
+
+    @property
+    def groups(self) -> frozenset[str] | None:
+        """The groups that exist here; None: all."""
+        return self._groups
+
+    def sees(self, group: str) -> bool:
+        """Do devices of that group exist here?"""
+        return self._groups is None or group in self._groups
 
     def claim(self, wish: ClaimWish) -> tuple[str, int]:
         """A token that enrols this device once, and when it expires. Only its hash is kept.
@@ -110,11 +132,18 @@ class Devices:
         _check_labels(wish.group, wish.labels)
         if not 0 < wish.expires_s <= LONGEST_CLAIM_S:
             raise UsageError(f"a claim lasts 1 to {LONGEST_CLAIM_S} seconds, not {wish.expires_s}")
+        if not self.sees(wish.group):
+            raise NotAllowed(
+                f"you may claim devices for your groups ({', '.join(sorted(self._groups or ()))}), not others"
+            )
         token = secrets.token_urlsafe(32)
         now = self._now()
         expires = int(now + wish.expires_s)
         with self._database.write() as session:
             there = session.get(Device, wish.device)
+            having = _claiming(session, wish.device, now) + ([there.group] if there is not None else [])
+            if not all(self.sees(group) for group in having):  # also a revoked one's, whose history is kept by its name
+                raise Conflict(f"the name {wish.device!r} is taken: choose another")
             if there is not None and not there.revoked and not wish.replace:
                 raise Conflict(
                     f"{wish.device!r} is an enrolled device; `--replace` gives its name to other hardware and cuts it "
@@ -233,7 +262,8 @@ class Devices:
     def revoke(self, name: str) -> None:
         """Forget what the device shall run and take it for dead; its certificates are revoked, its name is free."""
         with self._database.write() as session:
-            device = held(session, name) or _device(session, name)
+            shown = _device(session, name, self._groups)
+            device = held(session, name) or shown
             if device.revoked:
                 raise Conflict(f"device {name!r} is revoked already")
             now = self._now()
@@ -248,12 +278,12 @@ class Devices:
     def get(self, name: str) -> Device:
         """The device of that name, with near matches in the error."""
         with self._database.read() as session:
-            return _device(session, name)
+            return _device(session, name, self._groups)
 
     def all(self) -> Sequence[Device]:
         """Every device that enrolled, revoked ones included, by name."""
         with self._database.read() as session:
-            return session.scalars(select(Device).order_by(Device.name)).all()
+            return session.scalars(_of(Device, self._groups).order_by(Device.name)).all()
 
     def select(self, targets: Iterable[str]) -> list[Device]:
         """The devices that `targets` mean, each an expression (`selecting`): a name, `group=NAME`, `KEY=VALUE` (a
@@ -277,7 +307,7 @@ class Devices:
     def open_claims(self) -> Sequence[ClaimRow]:
         """Claims that can still be used."""
         with self._database.read() as session:
-            good = select(ClaimRow).where(ClaimRow.used.is_(None), ClaimRow.expires > self._now())
+            good = _of(ClaimRow, self._groups).where(ClaimRow.used.is_(None), ClaimRow.expires > self._now())
             return session.scalars(good.order_by(ClaimRow.device)).all()
 
     def open_claim(self, name: str) -> ClaimRow | None:
@@ -311,7 +341,7 @@ class Devices:
     def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
         """The newest telemetry of a device, oldest first."""
         with self._database.read() as session:
-            _device(session, name)
+            _device(session, name, self._groups)
             rows = (
                 select(TelemetryRow).where(TelemetryRow.device == name).order_by(TelemetryRow.id.desc()).limit(newest)
             )
@@ -448,10 +478,23 @@ def _meant(target: Selector, there: Sequence[Device]) -> list[Device]:
     return found
 
 
-def _device(session: Session, name: str) -> Device:
+def _of(table: type[Row], groups: frozenset[str] | None) -> Select[Row]:
+    """The rows of these groups; None: all rows."""
+    every: Select[Row] = select(table)
+    return every if groups is None else every.where(table.group.in_(groups))
+
+
+def _claiming(session: Session, name: str, now: float) -> list[str]:
+    """The groups for which there are open claims of that name."""
+    good = (ClaimRow.device == name, ClaimRow.used.is_(None), ClaimRow.expires > now)
+    return list(session.scalars(select(ClaimRow.group).where(*good)))
+
+
+def _device(session: Session, name: str, groups: frozenset[str] | None = None) -> Device:
+    """The device of that name. One of other groups is spoken of as if it were not there."""
     device = session.get(Device, name)
-    if device is None:
-        raise unknown("device", name, session.scalars(select(Device.name)))
+    if device is None or (groups is not None and device.group not in groups):
+        raise unknown("device", name, (one.name for one in session.scalars(_of(Device, groups))))
     return device
 
 

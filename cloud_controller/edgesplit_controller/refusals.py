@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from edgesplit.errors import NotFound, UsageError
+from edgesplit.errors import Busy, NotFound, UsageError
 
 
 class Conflict(UsageError):
@@ -13,7 +13,19 @@ class Conflict(UsageError):
 
 
 class Forbidden(UsageError):
-    """Not with this token (HTTP 401 or 403)."""
+    """It was not shown who asks, or not by what is good (HTTP 401)."""
+
+
+class NotAllowed(UsageError):
+    """It is known who asks, and they may not (HTTP 403)."""
+
+
+class TooOften(Busy):
+    """Asked too often (HTTP 429)."""
+
+    def __init__(self, text: str, wait_s: float) -> None:
+        super().__init__(text)
+        self.wait_s = wait_s
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> NotFound:

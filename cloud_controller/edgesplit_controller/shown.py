@@ -37,6 +37,14 @@ def shown_deployment(row: Deployment) -> dict[str, Any]:
     }
 
 
+def narrowed(deployment: dict[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
+    """A deployment as it is shown to who may know of these devices only; None where none of them is in it."""
+    mine = [name for name in deployment["devices"] if name in names]
+    if len(mine) == len(deployment["devices"]):
+        return deployment
+    return {**deployment, "devices": mine, "targets": mine} if mine else None
+
+
 def shown_device(
     device: Device, state: str, desired: Sequence[Desired], copied: float | None = None, flood: Flood | None = None
 ) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -45,7 +44,6 @@ from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.ledger import Ledger
 from edgesplit.seen.listener import metrics_server
 from edgesplit_controller import metrics
-from edgesplit_controller.api.access import OPERATOR
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.blobs import BlobStore
@@ -59,6 +57,7 @@ from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
 from edgesplit_controller.exporting import Exporting
+from edgesplit_controller.gatekeeping import open_gate
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.leases import Lease, forget_leases
 from edgesplit_controller.peers import TellingPeers
@@ -180,7 +179,6 @@ def _start(
         blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
         repository.renew()
         controller.signing.catch_up()
-        authority.issue_client(OPERATOR)
     revocations.publish()
     if settings.on_revocation:
         _told_of_revocations(settings, revocations, stack)
@@ -198,7 +196,7 @@ def _start(
     if settings.offload:
         _offload(settings, stack)
     listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
-    _api(settings, controller, api_credentials, listener, heavy, stack, ending)
+    _api(settings, controller, authority, api_credentials, listener, heavy, stack, ending)
     watch(controller.replanner.look, heavy.submit, lease.held, stack, ending)
     tending = Tending(
         repository, rotation, controller, delivery, revocations, Stating(database), lease, place.lease, ending
@@ -397,6 +395,7 @@ def _offload(settings: Settings, stack: ExitStack) -> None:
 def _api(
     settings: Settings,
     controller: Controller,
+    authority: Authority,
     credentials: Credentials,
     listener: socket.socket,
     heavy: Heavy,
@@ -404,14 +403,21 @@ def _api(
     ending: threading.Event,
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
-    token = _operator_token(settings.data / "operator.token")
+    gate, operators_ca = open_gate(settings.data, controller.database, authority)
     ledger = Ledger()
     if settings.metrics is not None:
         scraped = metrics_server(settings.metrics, lambda: metrics_response(metrics.series(ledger, controller.devices)))
         stack.callback(scraped.stop)
         scraped.start()
         log.info("metrics at %s/metrics", scraped.url)
-    app = create_app(controller, token, model_bytes=settings.model_bytes, heavy=heavy, ledger=ledger)
+    app = create_app(
+        controller,
+        gate,
+        hosts=settings.certificate_hosts,
+        model_bytes=settings.model_bytes,
+        heavy=heavy,
+        ledger=ledger,
+    )
     config = uvicorn.Config(
         app,
         http=TellingPeers,
@@ -421,12 +427,14 @@ def _api(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # who is on the other end is told by the connection, and by nothing that is said on it
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
     config.load()
     # Mutual, but for who has no certificate yet, or one that expired: what those may is the application's to say.
     config.ssl = credentials.server_context(client_required=False)
+    config.ssl.load_verify_locations(operators_ca)
     server = uvicorn.Server(config)
     stack.callback(listener.close)
 
@@ -542,18 +550,6 @@ def _addresses(data: Path) -> dict[str, Any]:
 def _server_files(data: Path, name: str) -> Credentials:
     keys = data / "keys"
     return Credentials(keys / f"{name}.key", keys / f"{name}.pem", keys / "ca.pem")
-
-
-def _operator_token(path: Path) -> str:
-    """The token in the file, made there if there is none."""
-    try:
-        token = path.read_text().strip()
-    except FileNotFoundError:
-        token = ""
-    if not token:
-        token = secrets.token_urlsafe(32)
-        write_durably(path, f"{token}\n".encode(), mode=0o600)
-    return token
 
 
 @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from edgesplit.seen.ledger import NOTED
 from edgesplit.seen.timeline import DECODE, ENCODE, QUEUE, RUN
 from edgesplit_offload.shelf import VERSION
 
@@ -15,28 +17,48 @@ _PHASES = {"queue": QUEUE, "compute_input": DECODE, "compute_infer": RUN, "compu
 _KINDS = ("success", "fail", *_PHASES, "cache_hit", "cache_miss")
 
 
+class _Answered(NamedTuple):
+    """One request that was."""
+
+    model: str
+    seconds: Mapping[str, float]
+    took_s: float
+    together: int
+    leads: bool
+    at: float
+
+
 class Counts:
     """Of this process, since it began. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._of: dict[str, Told] = {}
+        self._noted: deque[_Answered] = deque()
 
     def answered(self, model: str, seconds: Mapping[str, float], took_s: float, together: int, leads: bool) -> None:
         """One request was. `seconds` by phase; `leads`: its run was not counted yet by another that shared it."""
-        with self._lock:
-            told = self._told(model)
+        self._noted.append(_Answered(model, seconds, took_s, together, leads, time.time()))
+        if len(self._noted) >= NOTED:
+            with self._lock:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        """Everything noted so far. Holds the lock."""
+        while self._noted:
+            one = self._noted.popleft()
+            told = self._told(one.model)
             told["inference_count"] += 1
-            told["execution_count"] += leads
-            told["last_inference"] = int(time.time() * 1e3)
+            told["execution_count"] += one.leads
+            told["last_inference"] = int(one.at * 1e3)
             stats = told["inference_stats"]
-            _add(stats["success"], took_s)
+            _add(stats["success"], one.took_s)
             for name, phase in _PHASES.items():
-                _add(stats[name], seconds.get(phase, 0.0))
-            if leads:
-                batch = _of_size(told["batch_stats"], together)
+                _add(stats[name], one.seconds.get(phase, 0.0))
+            if one.leads:
+                batch = _of_size(told["batch_stats"], one.together)
                 for name in ("compute_input", "compute_infer", "compute_output"):
-                    _add(batch[name], seconds.get(_PHASES[name], 0.0))
+                    _add(batch[name], one.seconds.get(_PHASES[name], 0.0))
 
     def failed(self, model: str, took_s: float) -> None:
         """One was not answered."""
@@ -46,10 +68,14 @@ class Counts:
     def told(self) -> list[Told]:
         """Every model's, sharing nothing with what is counted on."""
         with self._lock:
+            self._add_up()
             return cast("list[Told]", _copied(list(self._of.values())))
 
     def _told(self, model: str) -> Told:
-        return self._of.setdefault(model, _none(model))
+        told = self._of.get(model)
+        if told is None:
+            told = self._of[model] = _none(model)
+        return told
 
 
 def summed(processes: Iterable[Sequence[Told]]) -> list[Told]:

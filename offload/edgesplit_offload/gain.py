@@ -33,11 +33,12 @@ RunOne = Callable[[Tensors], Tensors]
 SIZES = (2, 4, 8, 16, 32)
 TRIED = (1, 2, 5, 8)
 """Sizes of the stacks whose bits are compared."""
-WORTH = 1.25
-"""So many times as many requests a second must be answered together before a request is made to share a run."""
+WORTH = 1.4
+"""So many times as many requests a second must be answered together before a request is made to share a run: waiting
+for company and being handed to it cost something too."""
 FURTHER = 1.05
 """What a doubled stack must gain over the one before to be used."""
-NEARLY = 2.0
+NEARLY = 1.5
 """A stack that takes at most so many times as much per request as the best one is enough for a run beside another:
 those that come while a run is on need not all wait for its end where a core idles."""
 BUDGET_S = 1.5

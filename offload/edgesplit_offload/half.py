@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
+from edgesplit import oip
 from edgesplit.errors import ModelRefused
 from edgesplit.release import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Program, Runtime, Tensor, execute
@@ -24,6 +26,8 @@ from edgesplit_offload.rebatch import source_of_many
 
 log = logging.getLogger(__name__)
 
+HOP_S, HOP_S_PER_BYTE = 100e-6, 1.5e-9
+"""What it takes to have another process run a request: messages and waking up, and a socket that copies twice."""
 Tensors = Mapping[str, Tensor]
 
 
@@ -57,7 +61,10 @@ class FarHalf:
         memory: Memory,
     ) -> None:
         self.pace = Pace()
-        self._kind = hashlib.sha256(f"{release.digest} {remote}".encode()).hexdigest()[:32]
+        self.is_measured = False
+        """Is it known whether its requests gain by company?"""
+        self.kind = hashlib.sha256(f"{release.digest} {remote}".encode()).hexdigest()[:32]
+        """By which all processes know requests that may share runs with these."""
         self._release = release
         self._order = tuple(remote)
         self._inputs, self._outputs = ends
@@ -69,9 +76,14 @@ class FarHalf:
         self._together: list[Piece] | None = None
 
     @property
-    def beside(self) -> str:
-        """Of what kind the requests are that had better be in one process, to share runs; empty where they need not."""
-        return self._kind if self.pace.most > 1 else ""
+    def travels(self) -> bool:
+        """Is company worth handing a request to another process?"""
+        return self.pace.most > 1 and self.pace.saves_s > HOP_S + HOP_S_PER_BYTE * self._bytes
+
+    @cached_property
+    def _bytes(self) -> int:
+        """Of the tensors that a request brings and takes away; known of those that may be stacked."""
+        return sum(math.prod(one.shape) * oip.DTYPES[one.datatype].itemsize for one in (*self._inputs, *self._outputs))
 
     @property
     def is_loaded(self) -> bool:
@@ -101,6 +113,12 @@ class FarHalf:
 
     def measure(self, clock: Callable[[], float]) -> None:
         """Find out whether requests had better share runs, and let them from now on if so."""
+        try:
+            self._measure(clock)
+        finally:
+            self.is_measured = True
+
+    def _measure(self, clock: Callable[[], float]) -> None:
         ends = [spec for one in self._slices for spec in (*one.inputs, *one.outputs)]
         if any(one.format != "onnx" for one in self._slices) or not stackable([*ends, *self._inputs, *self._outputs]):
             return

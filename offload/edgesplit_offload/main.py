@@ -97,9 +97,8 @@ def work(options: argparse.Namespace) -> None:
     worker = Worker(Talk(words), connections, longest_run_s=options.stuck_after, drain_s=options.drain)
     count = given.process_count(options.processes)
     with ExitStack() as stack:
-        worker.serve(
-            _server(options, count, stack, siblings=worker.siblings, on_closed=worker.closed, move=worker.move)
-        )
+        among = {"siblings": worker.siblings, "elsewhere": worker.elsewhere, "on_closed": worker.closed}
+        worker.serve(_server(options, count, stack, **among))
 
 
 def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **how: Any) -> OffloadServer:

@@ -19,9 +19,12 @@ from edgesplit.sizes import parse_size
 from edgesplit_offload.onward import WAITING, Onward
 
 DEFAULT_PORT = 8500
-FEW_CORES_PROCESSES = 3
-"""On four cores, the most that was measured to gain; machines with many get one for each `CORES_PER_PROCESS`."""
+FEW_CORES = 4
+"""Up to so many, each has a process of its own, which runs one request at a time where its weights are warm; machines
+with more get a process for each `CORES_PER_PROCESS`."""
 CORES_PER_PROCESS = 4
+TOO_FEW_CORES = 2
+"""On so many one process serves: what several take in memory gains nothing."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -86,9 +89,10 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def process_count(wanted: int, cores: int | None = None) -> int:
-    """How many serve; by default as docs/decisions/0019 says. A core is left to those that ask."""
+    """How many serve; by default as docs/decisions/0034 says."""
     known = cores or len(os.sched_getaffinity(0))
-    return wanted or max(1, min(known - 1, max(FEW_CORES_PROCESSES, known // CORES_PER_PROCESS)))
+    by_cores = 1 if known <= TOO_FEW_CORES else min(known, max(FEW_CORES, known // CORES_PER_PROCESS))
+    return wanted or by_cores
 
 
 def runs_at_once(processes: int, threads: int, cores: int | None = None) -> int:

@@ -26,6 +26,12 @@ class Gain:
         """How many times as many requests are answered by runs of `most` as by runs of one."""
         return self.seconds[1] * self.most / self.seconds[self.most] if self.most > 1 else 1.0
 
+    @property
+    def saves_s(self) -> float:
+        """Seconds of a core that a request costs less by company, at best."""
+        known = self.most > 1 and 1 in self.seconds and self.most in self.seconds
+        return self.seconds[1] - self.seconds[self.most] / self.most if known else 0.0
+
 
 class Pace:
     """One model's. Whoever shares a run shares its pace. Not thread-safe: `Turns` asks it under its own lock."""
@@ -35,12 +41,14 @@ class Pace:
         self.enough = 1
         self.alone_s = 0.0
         """Of one request with nothing beside it, about: the shortest seen. 0 before the first run."""
+        self.saves_s = 0.0
+        """Of a core, by company, as it was measured."""
         self._seconds: dict[int, float] = {}
 
     def allow(self, gain: Gain) -> None:
         """From now on so many may run together."""
         self._seconds = {**self._seconds, **gain.seconds}
-        self.most, self.enough = gain.most, gain.enough
+        self.most, self.enough, self.saves_s = gain.most, gain.enough, gain.saves_s
 
     def forbid(self) -> None:
         """From now on each runs by itself."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Container, Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
+from typing import cast
 
 import edgesplit
 from edgesplit import codecs, oip
@@ -36,8 +37,10 @@ from edgesplit.seen.ledger import Series, gauge
 from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.seen.timeline import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN
 from edgesplit_offload.counts import Counts
+from edgesplit_offload.elsewhere import Elsewhere
 from edgesplit_offload.gain import CLOCKS, Background
-from edgesplit_offload.half import OpenRelease
+from edgesplit_offload.gathering import Gathering
+from edgesplit_offload.half import FarHalf, OpenRelease
 from edgesplit_offload.management import Management
 from edgesplit_offload.memory import Memory
 from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, Tensors, deadline_left_s
@@ -99,12 +102,13 @@ class OffloadServer:
         connections: int = 256,
         revoked: Container[object] = frozenset(),
         siblings: Siblings | None = None,
+        elsewhere: Elsewhere | None = None,
         on_closed: Callable[[], None] = lambda: None,
-        move: Callable[[socket.socket, str], bool] | None = None,
         tracer: Tracer = OFF,
         onward: Onward | None = None,
     ) -> None:
-        """`onward`: of a gateway, the next tier. `runtime`: instead of each slice's engine with `threads`."""
+        """`onward`: of a gateway, the next tier. `runtime`: instead of each slice's engine with `threads`. `elsewhere`:
+        of one process among several, who gathers what had better run together."""
         self._onward = onward
         self._revoked = revoked
         self._visits = Visits(tracer)
@@ -114,8 +118,13 @@ class OffloadServer:
         self._shelf = Shelf(
             open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat(threads), self._memory
         )
-        runs = at_once or max(1, (os.cpu_count() or 1) // threads)
-        self._turns = Turns(runs, WAITING_PER_RUN * runs if waiting is None else waiting)
+        cores = max(1, (os.cpu_count() or 1) // threads)
+        runs = at_once or cores
+        self._turns = Turns(runs, WAITING_PER_RUN * runs if waiting is None else waiting, cores if elsewhere else runs)
+        self._gathering = Gathering(self._shelf, self._turns, self._asked)
+        self._elsewhere = elsewhere
+        if elsewhere is not None:
+            elsewhere.told_load = self._turns.told_load
         self._measuring = Background() if batching else None
         self._clock = CLOCKS[threads == 1]
         self._siblings = siblings or Alone()
@@ -123,7 +132,7 @@ class OffloadServer:
         self._siblings.listen({**self._management.answerers, SERIES: lambda _: told(self._mark, self.series())})
         self._ending = threading.Event()
         self.http = Server(
-            self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed, move=move
+            self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
         )
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
             "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
@@ -152,12 +161,17 @@ class OffloadServer:
         if self._measuring is not None:
             self._measuring.stop()
         self.http.stop(drain_s)
+        self._turns.stop()
         if self._onward is not None:
             self._onward.close()
 
     def not_ready(self) -> None:
         """Say so from now on, and go on serving: it will end soon."""
         self._ending.set()
+
+    def gather(self, sock: socket.socket) -> None:
+        """Run what another process of this server reads, and sends by `sock`, together with our own."""
+        self._gathering.serve(sock)
 
     def longest_run_s(self) -> float:
         """For how long the oldest run has been running: a model that never returns shows here."""
@@ -176,7 +190,7 @@ class OffloadServer:
         except EdgeError as error:
             response = response_to(error)
         told = {SECONDS_HEADER: f"{perf_counter() - began:.6f}", LOAD_HEADER: f"{max(1.0, self._turns.load):.3f}"}
-        return dataclasses.replace(response, headers={**response.headers, **told})
+        return Response(response.status, {**response.headers, **told}, response.body)
 
     def _route(self, request: Request) -> Response:
         path = request.path.rstrip("/")
@@ -232,35 +246,35 @@ class OffloadServer:
             raise
         took_s = perf_counter() - arrived
         self._counts.answered(model.name, visit.timeline.seconds(), took_s, visit.batch, visit.leads)
-        if self._measuring is not None and model.half.first_asked():
-            self._measuring.ask(partial(model.half.measure, self._clock))
+        self._asked(model.half)
         return response
 
+    def _asked(self, half: FarHalf) -> None:
+        """It was; the first time it is measured, when there is time."""
+        if self._measuring is not None and half.first_asked():
+            self._measuring.ask(partial(half.measure, self._clock))
+
     def _inferred(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
-        arrived = monotonic()
-        with visit.timeline.phase(DECODE):
-            coding = request.headers.get("content-encoding", "")
-            body = decoded(request.body, coding, model.most_body_bytes) if coding else request.body
-            given = oip.decode_request(body, oip.header_length(request.headers))
-            inputs = codecs.decode_all(given.inputs, model.inputs, model.row.codecs)
-            oip.check_tensors(inputs, model.inputs)
-            oip.pick_outputs({spec.name: spec for spec in model.outputs}, given.outputs)
+        arrived, began, timeline = monotonic(), perf_counter(), visit.timeline
+        try:
+            given, inputs = _given(request, model)
+        finally:
+            timeline.since(DECODE, began)
         patience_s = oip.timeout_s(given.parameters)
         deadline = None if patience_s is None else arrived + patience_s
         asked = Asked(given.id, inputs, deadline, request.closed, visit.timeline)
         finished = self._finish(model, asked, request.peer, visit)
-        with visit.timeline.phase(ENCODE):
-            outputs = oip.pick_outputs(finished.outputs, given.outputs)
-            answer = oip.InferResponse(model.name, outputs, VERSION, given.id)
-            buffers, length = oip.encode_response(answer, given.binary_outputs)
-            buffers, coded = _coded(buffers, request.headers.get("accept-encoding", ""))
+        began = perf_counter()
+        outputs = oip.pick_outputs(finished.outputs, given.outputs)
+        answer = oip.InferResponse(model.name, outputs, VERSION, given.id)
+        buffers, length = oip.encode_response(answer, given.binary_outputs)
+        buffers, coded = _coded(buffers, request.headers.get("accept-encoding", ""))
+        timeline.since(ENCODE, began)
         visit.sent = sum(len(part) for part in buffers)
         kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
         sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
         queue = {QUEUE_HEADER: f"{visit.timeline.total(QUEUE):.6f}"}
-        return Response(
-            200, {**kind, **sized, **coded, **queue, **finished.headers, **visit.headers()}, buffers, model.half.beside
-        )
+        return Response(200, {**kind, **sized, **coded, **queue, **finished.headers, **visit.headers()}, buffers)
 
     def _finish(self, model: RemoteModel, asked: Asked, client: str | None, visit: Visit) -> Finished:
         """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""
@@ -268,13 +282,15 @@ class OffloadServer:
         def run(part: RemoteModel, inputs: Mapping[str, Tensor]) -> Tensors:
             half = part.half
             job = Job(inputs, half.run, half.pace, client, asked.deadline, asked.is_gone)
-            if not half.is_loaded:
-                with asked.timeline.phase(LOAD):
-                    half.load()
             try:
+                if self._ran_elsewhere(part, job):
+                    return cast(Tensors, job.value)
+                if not half.is_loaded:
+                    with asked.timeline.phase(LOAD):
+                        half.load()
                 return self._taken(job)
             finally:
-                visit.batch, visit.leads = max(1, job.together), job.mine is not None
+                visit.batch, visit.leads = max(1, job.together), job.leads
                 ran = job.arrived + job.queue_s
                 asked.timeline.add(QUEUE, job.arrived, ran if job.together else perf_counter())
                 if job.together:
@@ -283,6 +299,12 @@ class OffloadServer:
         if self._onward is not None and model.row.hops:
             return self._onward.finish(model, asked, run)
         return Finished(run(model, asked.inputs), {})
+
+    def _ran_elsewhere(self, model: RemoteModel, job: Job) -> bool:
+        """Whether the process that gathers such requests has run it."""
+        if self._elsewhere is None or not model.half.travels or model.is_part:
+            return False
+        return self._elsewhere.answered(model.half.kind, model.name, job)
 
     def _taken(self, job: Job) -> Tensors:
         outputs: Tensors = self._turns.take(job)
@@ -301,6 +323,18 @@ class OffloadServer:
             gauge(families.OFFLOAD_LOADED_MODELS, sum(models.values())),
             gauge(families.OFFLOAD_PROCESSES, 1),
         ]
+
+
+def _given(request: Request, model: RemoteModel) -> tuple[oip.InferRequest, Mapping[str, Tensor]]:
+    """What is asked, and the inputs as the model takes them; MalformedMessage or UsageError where it cannot be."""
+    coding = request.headers.get("content-encoding", "")
+    body = decoded(request.body, coding, model.most_body_bytes) if coding else request.body
+    given = oip.decode_request(body, oip.header_length(request.headers))
+    inputs = codecs.decode_all(given.inputs, model.inputs, model.row.codecs)
+    oip.check_tensors(inputs, model.inputs)
+    if given.outputs:
+        oip.pick_outputs({spec.name: spec for spec in model.outputs}, given.outputs)
+    return given, inputs
 
 
 def _coded(buffers: oip.Buffers, accepts: str) -> tuple[oip.Buffers, Mapping[str, str]]:

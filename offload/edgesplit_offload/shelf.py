@@ -12,7 +12,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgesplit import codecs, names, oip
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound
@@ -50,6 +50,8 @@ class RemoteModel:
     """Its plan knows a tier between device and cloud."""
     half: FarHalf
     _opened: _Opened
+    is_part: bool = False
+    """Of a row, made here: no other process knows it by this name."""
 
     @property
     def wire_inputs(self) -> tuple[TensorSpec, ...]:
@@ -96,7 +98,7 @@ class _Opened:
     def part(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
         """A half of a row, which the manifest does not list as such."""
         with self._lock:
-            return self._made(name, row, through_gateway)
+            return replace(self._made(name, row, through_gateway), is_part=True)
 
     def loaded(self) -> set[str]:
         """Names of the models that could run at once."""

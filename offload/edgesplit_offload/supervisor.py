@@ -22,7 +22,24 @@ from typing import Any
 
 from edgesplit.errors import UsageError
 from edgesplit_offload.rounds import Rounds
-from edgesplit_offload.talk import FRESH, MOVED, Alive, Answers, Ask, Closed, Drain, Message, Notice, Ready, Talk, Told
+from edgesplit_offload.talk import (
+    FRESH,
+    GATHER,
+    LINK,
+    LONGEST_KIND,
+    Alive,
+    Answers,
+    Ask,
+    Closed,
+    Drain,
+    Message,
+    Notice,
+    Ready,
+    Seek,
+    Talk,
+    Told,
+    Yours,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +51,6 @@ START_S = 60.0
 HOPELESS = 3
 """So many ended before any was ready: none will be."""
 LOOK_S = 0.1
-KIND_BYTES = 64
 KINDS = 1_024
 """That are remembered, and who gathers them."""
 KILL_S = 3.0
@@ -54,13 +70,18 @@ class Serving:
     open: int = 0
     """Connections that it has."""
 
-    def take(self, sock: socket.socket, how: bytes = FRESH) -> bool:
+    def take(self, sock: socket.socket) -> bool:
         """Whether the connection is its now: it may have gone, or not be reading."""
+        taken = self.hand(sock, FRESH)
+        self.open += taken
+        return taken
+
+    def hand(self, sock: socket.socket, what: bytes) -> bool:
+        """Whether it has that socket now."""
         try:
-            socket.send_fds(self.connections, [how], [sock.fileno()], socket.MSG_DONTWAIT)
+            socket.send_fds(self.connections, [what], [sock.fileno()], socket.MSG_DONTWAIT)
         except OSError:
             return False
-        self.open += 1
         return True
 
     def say(self, message: Message) -> bool:
@@ -86,7 +107,7 @@ class Supervisor:
         self._changed = threading.Condition(self._lock)
         self._serving: list[Serving] = []
         self._rounds = Rounds()
-        self._gathering: OrderedDict[bytes, Serving] = OrderedDict()
+        self._gathering: OrderedDict[str, Serving] = OrderedDict()
         self._stopping = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="accepting", daemon=True)
         self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
@@ -185,30 +206,23 @@ class Supervisor:
                     return
         log.warning("no serving process took a connection")
 
-    def _move(self, one: Serving) -> None:
-        """Connections that this process hands on, each to the process where others of its kind are."""
-        while True:
-            try:
-                beside, descriptors, _, _ = socket.recv_fds(one.connections, KIND_BYTES, 1)
-            except OSError:
-                return
-            if not beside:
-                return
-            for descriptor in descriptors:
-                with socket.socket(fileno=descriptor) as sock:
-                    self._gather(sock, beside, one)
-
-    def _gather(self, sock: socket.socket, beside: bytes, one: Serving) -> None:
-        """To the process that gathers this kind; the first that hands one on is that from now on."""
+    def _gather(self, kind: str, one: Serving) -> None:
+        """Tell a process who gathers requests of this kind: itself, if it is the first that asks, or give it a link to
+        the one that was."""
         with self._lock:
-            found = self._gathering.get(beside)
+            found = self._gathering.get(kind)
             gathering = found if found in self._serving else one
-            self._gathering[beside] = gathering
-            self._gathering.move_to_end(beside)
+            self._gathering[kind] = gathering
+            self._gathering.move_to_end(kind)
             while len(self._gathering) > KINDS:
                 self._gathering.popitem(last=False)
-            if not gathering.take(sock, MOVED):
-                one.take(sock, MOVED)
+            if gathering is not one:
+                ours, theirs = socket.socketpair()
+                with ours, theirs:
+                    if gathering.hand(theirs, GATHER):
+                        one.hand(ours, LINK + kind.encode())
+        if gathering is one:
+            one.say(Yours(kind))
 
     # Keeping them alive
 
@@ -227,8 +241,7 @@ class Supervisor:
         one = Serving(process, Talk(ours), giving)
         with self._lock:
             self._serving.append(one)
-        for work, name in ((self._listen, "listening"), (self._move, "moving")):
-            threading.Thread(target=work, args=(one,), name=name, daemon=True).start()
+        threading.Thread(target=self._listen, args=(one,), name="listening", daemon=True).start()
 
     def _keep(self) -> None:
         """See that there are as many as there should be, and that each of them lives."""
@@ -290,6 +303,8 @@ class Supervisor:
             self._rounds.begin(message.question, message.argument, self._ready(), told)
         elif isinstance(message, Told):
             self._rounds.told(one, message)
+        elif isinstance(message, Seek):
+            self._gather(message.kind[:LONGEST_KIND], one)
         elif not isinstance(message, Alive):
             log.error("serving process %d said what only we say", one.process.pid)
 

@@ -18,8 +18,10 @@ import msgspec
 from edgesplit.errors import LinkError
 
 LONGEST_BYTES = 64 * 2**20
-FRESH, MOVED = b"f", b"m"
-"""What goes with a connection that is handed over: it was just accepted, or came from another process."""
+LONGEST_KIND = 64
+FRESH, LINK, GATHER = b"f", b"l", b"g"
+"""What goes with a socket that is handed over: a connection that was just accepted; a link to the process that gathers
+a kind of requests, whose name follows; or the other end of such a link."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -66,6 +68,18 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
     answers: list[Any]
 
 
+class Seek(msgspec.Struct, frozen=True, tag="seek"):
+    """It has requests of this kind, which gain by company: which process gathers them?"""
+
+    kind: str
+
+
+class Yours(msgspec.Struct, frozen=True, tag="yours"):
+    """It does itself. Where another one does, both are given the ends of a link instead."""
+
+    kind: str
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Finish what runs within that time, and end."""
 
@@ -76,7 +90,7 @@ class Notice(msgspec.Struct, frozen=True, tag="notice"):
     """Say from now on that this server is not ready: it will end soon."""
 
 
-Message = Ready | Alive | Closed | Ask | Question | Told | Answers | Drain | Notice
+Message = Ready | Alive | Closed | Ask | Question | Told | Answers | Seek | Yours | Drain | Notice
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 

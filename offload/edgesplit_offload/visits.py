@@ -7,7 +7,6 @@ without an error. A request that names no model of ours is counted without a nam
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -48,11 +47,11 @@ class Visit:
 
     def headers(self) -> dict[str, str]:
         """What its client is told of the phases so far, and of the trace."""
+        told = {SERVER_TIMING: server_timing(self.timeline.seconds())}
         context = self.span.context
-        return {
-            SERVER_TIMING: server_timing(self.timeline.seconds()),
-            **({trace.TRACEPARENT: context.headers()[trace.TRACEPARENT]} if context is not None else {}),
-        }
+        if context is not None:
+            told[trace.TRACEPARENT] = context.headers()[trace.TRACEPARENT]
+        return told
 
 
 class Visits:
@@ -62,40 +61,64 @@ class Visits:
         self.ledger = Ledger()
         self._tracer = tracer
 
-    @contextmanager
-    def visit(self, request: Request) -> Iterator[Visit]:
-        """From the request, whole, to its answer, not sent yet."""
+    def visit(self, request: Request) -> _Stay:
+        """A block from the request, whole, to its answer, not sent yet; gives its `Visit`."""
         span = self._tracer.begin("offload", trace.given(request.headers))
-        visit = Visit(span, received=len(request.body))
-        try:
-            with trace.working_for(span.context, request_id=""):
-                yield visit
-        except Exception as error:
-            self._ended(visit, outcome(error), f"{type(error).__name__}: {error}"[:200])
-            raise
-        self._ended(visit, "answered")
+        return _Stay(self, Visit(span, received=len(request.body)))
 
     def refused(self) -> None:
         """A request was turned away before anybody looked at what it asked."""
         self.ledger.count(families.OFFLOAD_REQUESTS, "", "", "refused")
 
-    def _ended(self, visit: Visit, how: str, error: str = "") -> None:
-        visit.span.phases(visit.timeline)
-        told: Attributes = {"edgesplit.model": visit.model, "edgesplit.row": visit.row, "edgesplit.batch": visit.batch}
-        visit.span.end(told, error)
-        entries: list[Entry] = [(families.OFFLOAD_REQUESTS, (visit.model, visit.row, how), 1.0)]
-        if not error:
-            took = perf_counter() - visit.timeline.began
-            model = (visit.model,)
-            entries += [
-                (families.OFFLOAD_REQUEST_S, (visit.model, visit.row), took),
-                (families.OFFLOAD_BATCH, model, visit.batch),
-                (families.OFFLOAD_RECEIVED, model, visit.received),
-                (families.OFFLOAD_SENT, model, visit.sent),
-            ]
-            phases = visit.timeline.seconds().items()
-            entries += [(families.OFFLOAD_PHASE_S, (visit.model, name), seconds) for name, seconds in phases]
-        self.ledger.record(entries)
+    def ended(self, visit: Visit, how: str, error: str = "") -> None:
+        """It has its answer, or the error that is one."""
+        if visit.span.context is not None:
+            visit.span.phases(visit.timeline)
+            told: Attributes = {
+                "edgesplit.model": visit.model, "edgesplit.row": visit.row, "edgesplit.batch": visit.batch
+            }  # fmt: skip
+            visit.span.end(told, error)
+        took_s = None if error else perf_counter() - visit.timeline.began
+        self.ledger.record(_entries(visit, how, took_s))
+
+
+class _Stay:
+    """What runs inside is for that request."""
+
+    __slots__ = ("_visit", "_visits", "_working")
+
+    def __init__(self, visits: Visits, visit: Visit) -> None:
+        self._visits = visits
+        self._visit = visit
+        context = visit.span.context
+        self._working = trace.working_for(context) if context is not None else None
+
+    def __enter__(self) -> Visit:
+        if self._working is not None:
+            self._working.__enter__()
+        return self._visit
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._working is not None:
+            self._working.__exit__()
+        if error is None:
+            self._visits.ended(self._visit, "answered")
+        elif isinstance(error, Exception):
+            self._visits.ended(self._visit, outcome(error), f"{type(error).__name__}: {error}"[:200])
+
+
+def _entries(visit: Visit, how: str, took_s: float | None) -> Iterator[Entry]:
+    """What is counted of it."""
+    yield families.OFFLOAD_REQUESTS, (visit.model, visit.row, how), 1.0
+    if took_s is None:
+        return
+    model = (visit.model,)
+    yield families.OFFLOAD_REQUEST_S, (visit.model, visit.row), took_s
+    yield families.OFFLOAD_BATCH, model, visit.batch
+    yield families.OFFLOAD_RECEIVED, model, visit.received
+    yield families.OFFLOAD_SENT, model, visit.sent
+    for name, seconds in visit.timeline.seconds().items():
+        yield families.OFFLOAD_PHASE_S, (visit.model, name), seconds
 
 
 def outcome(error: Exception) -> str:

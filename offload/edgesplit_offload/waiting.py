@@ -3,28 +3,40 @@
 A bounded number runs at once and a bounded number waits, first come, first served. Requests for one model may share a
 run where its `Pace` says so: a free place takes whoever waits for that model, up to `most`, as long as the run is over
 before the first of their deadlines. While a run of the model is on, those that come gather for the next one, until they
-are enough for a run beside it. One client (by its certificate's name) may not crowd others out: beyond its share of
-the places, while others wait, it is refused; where all places are taken, the newest of the client that has most of
-them gives way to one that has fewer.
+are as many as run; while two are, until they have most of the gain. So few requests are not held up while cores idle,
+and many come together in large runs. Those that may share a run take less of the queue, too. One client (by its
+certificate's name) may not crowd others out: beyond its share of the places, while others wait, it is refused; where
+all places are taken, the newest of the client that has most of them gives way to one that has fewer.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from edgesplit.errors import Busy, Crowding
 from edgesplit_offload.pace import Pace
+
+SIDE_BY_SIDE = 2
+"""Runs of one model that shares them, unless enough wait for one more: large runs answer more than many."""
 
 
 def _held() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
+
+
+class Home(Protocol):
+    """Where requests come from whose threads do not wait here."""
+
+    def over(self, jobs: Sequence[Job]) -> None:
+        """These of its requests are over."""
+        ...
 
 
 @dataclass(eq=False)
@@ -45,11 +57,15 @@ class Job:
     """How many were in its run; 0 before one began."""
     mine: Run | None = None
     """The run that this request's thread is to do."""
+    leads: bool = False
+    """Its run is counted as this request's."""
     value: Any = None
     error: BaseException | None = None
     is_over: bool = False
     wake: threading.Lock = field(default_factory=_held)
     """Released when it is this thread's turn, or all is over: a semaphore that is cheap to make."""
+    home: Home | None = None
+    """Told when it is over, where no thread of this process waits for it."""
 
     @property
     def end(self) -> float:
@@ -73,8 +89,11 @@ class Run:
 class Waiting:
     """The queue and what runs. Whoever calls holds a lock around it."""
 
-    def __init__(self, at_once: int, most_waiting: int) -> None:
+    def __init__(self, at_once: int, most_waiting: int, gathered: int = 0) -> None:
+        """`gathered`: so many runs at once in all, if that is more: what shares runs has those places besides, for
+        other processes' requests are among it."""
         self._at_once = at_once
+        self._gathered = max(at_once, gathered)
         self._most_waiting = most_waiting
         self.queue: list[Job] = []
         self.running: set[Run] = set()
@@ -84,7 +103,7 @@ class Waiting:
         self._check_deadline(job, now)
         self._check_share(job, now)
         displaced = None
-        if len(self.queue) >= self._most_waiting and len(self.running) >= self._at_once:
+        if self._length() >= self._most_waiting and len(self.running) >= self._at_once:
             displaced = self._greedier_than(job)
             if displaced is None:
                 raise self._later(Busy(f"{len(self.running)} requests run and {len(self.queue)} wait"), now)
@@ -93,9 +112,18 @@ class Waiting:
         self.queue.append(job)
         return displaced
 
+    def at_once(self, job: Job, now: float) -> Run | None:
+        """Its run, where nobody waits, it has time left and a place is free for it; else it is to be admitted."""
+        room = self._at_once if job.pace.most <= 1 else 1
+        if self.queue or len(self.running) >= room or now > job.end:
+            return None
+        run = Run([job], now)
+        self.running.add(run)
+        return run
+
     def begin(self, now: float) -> Iterator[Run]:
         """The runs that start now, each for the thread of its first member."""
-        while len(self.running) < self._at_once and (members := self._next(now)):
+        while len(self.running) < self._gathered and (members := self._next(now)):
             for one in members:
                 self.queue.remove(one)
             run = Run(members, now)
@@ -109,38 +137,54 @@ class Waiting:
     def expected_wait_s(self, now: float, joining: Pace | None = None) -> float:
         """Until one that came now would begin, by what runs take; not counting those it could share a run with
         (`joining`)."""
-        if len(self.running) < self._at_once:
+        places = self._places(joining)
+        if len(self.running) < places:
             return 0.0  # whoever waits all the same gathers, of its own accord
         ahead = Counter(one.pace for one in self.queue if one.pace is not joining)
         ahead_s = sum(pace.seconds_for(count) for pace, count in ahead.items())
         ahead_s += sum(max(0.0, run.expected_end - now) for run in self.running)
-        return ahead_s / self._at_once
+        return ahead_s / places
+
+    def _places(self, joining: Pace | None) -> int:
+        """Runs at once, of what shares runs with these or of anything."""
+        return self._at_once if joining is None else self._gathered
 
     def _next(self, now: float) -> list[Job]:
         """Who runs next, together; nobody where all that wait had better gather."""
+        alone = sum(run.members[0].pace.most <= 1 for run in self.running)
+        has_place, looked_at = alone < self._at_once, set[Pace]()
         for first in self.queue:
-            alike = [one for one in self.queue if one.pace is first.pace] if first.pace.most > 1 else [first]
+            shares = first.pace.most > 1
+            if first.pace in looked_at or not (has_place or shares):
+                continue
+            if shares:
+                looked_at.add(first.pace)
+            alike = [one for one in self.queue if one.pace is first.pace] if shares else [first]
             if self._had_better_gather(alike, now):
                 continue
             return _fitting(alike, now)
         return []
 
     def _had_better_gather(self, alike: Sequence[Job], now: float) -> bool:
-        """Another run of this model is on, they are few, and none of them is in a hurry."""
+        """Runs of this model are on, beside these they are few, and none of them is in a hurry."""
         pace = alike[0].pace
         if pace.most <= 1 or len(alike) >= pace.enough:
             return False
         others = [run for run in self.running if run.members[0].pace is pace]
-        if not others:
+        if len(others) < SIDE_BY_SIDE and len(alike) >= sum(len(run.members) for run in others):
             return False
         begins = max(now, min(run.expected_end for run in others))
         return min(one.end for one in alike) > begins + pace.seconds(len(alike))
 
+    def _length(self) -> float:
+        """Of the queue: those that may share a run are one together."""
+        return sum(1 / one.pace.most for one in self.queue)
+
     def _check_deadline(self, job: Job, now: float) -> None:
         """Busy where it could not be over in time, given what is before it. Where nothing is, it is tried."""
-        if job.deadline is None or len(self.running) < self._at_once:
-            return
         shares = job.pace if job.pace.most > 1 else None
+        if job.deadline is None or len(self.running) < self._places(shares):
+            return
         wait_s = self.expected_wait_s(now, shares)
         beside = sum(one.pace is shares for one in self.queue)
         if wait_s > 0 and now + wait_s + job.pace.seconds_for(beside + 1) > job.end:
@@ -166,10 +210,15 @@ class Waiting:
             return None
         return next(one for one in reversed(self.queue) if one.client == most)
 
-    def _present(self) -> Counter[str | None]:
-        """How many places each client has."""
-        running = (one.client for run in self.running for one in run.members)
-        return Counter([*running, *(one.client for one in self.queue)])
+    def _present(self) -> dict[str | None, float]:
+        """How many places each client has; those that share a run have one together."""
+        places: dict[str | None, float] = defaultdict(float)
+        for run in self.running:
+            for one in run.members:
+                places[one.client] += 1 / len(run.members)
+        for one in self.queue:
+            places[one.client] += 1 / one.pace.most
+        return places
 
     def _later(self, error: Busy, now: float) -> Busy:
         error.retry_after_s = self.expected_wait_s(now)

@@ -1,4 +1,5 @@
-"""A serving process among several: connections come from the supervisor, which accepted them; questions go through it.
+"""A serving process among several: connections come from the supervisor, which accepted them; questions go through it,
+and so does the wish to have requests run beside others of their kind (`elsewhere`, `gathering`).
 
 When the supervisor has gone, this process finishes what runs and goes too.
 """
@@ -12,9 +13,26 @@ from itertools import count
 from typing import Any
 
 from edgesplit.lifetime import on_stop_signals
+from edgesplit_offload.elsewhere import Elsewhere
 from edgesplit_offload.server import OffloadServer
 from edgesplit_offload.siblings import Answerers
-from edgesplit_offload.talk import MOVED, Alive, Answers, Ask, Closed, Drain, Notice, Question, Ready, Talk, Told
+from edgesplit_offload.talk import (
+    GATHER,
+    LINK,
+    LONGEST_KIND,
+    Alive,
+    Answers,
+    Ask,
+    Closed,
+    Drain,
+    Notice,
+    Question,
+    Ready,
+    Seek,
+    Talk,
+    Told,
+    Yours,
+)
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +92,7 @@ class Worker:
 
     def __init__(self, talk: Talk, connections: socket.socket, *, longest_run_s: float, drain_s: float) -> None:
         self.siblings = ThroughSupervisor(talk)
+        self.elsewhere = Elsewhere(lambda kind: talk.send(Seek(kind)))
         self._talk = talk
         self._connections = connections
         self._longest_run_s = longest_run_s
@@ -83,14 +102,6 @@ class Worker:
     def closed(self) -> None:
         """A connection has ended: the supervisor counts them."""
         self._talk.send(Closed())
-
-    def move(self, sock: socket.socket, beside: str) -> bool:
-        """Whether the supervisor has the connection now, to hand it to the process where others of its kind are."""
-        try:
-            socket.send_fds(self._connections, [beside.encode()], [sock.fileno()], socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        return True
 
     def serve(self, server: OffloadServer) -> None:
         """Until the supervisor says so, or has gone, or a signal comes."""
@@ -107,6 +118,8 @@ class Worker:
         for message in self._talk.messages():
             if isinstance(message, Question | Answers):
                 self.siblings.heard(message)
+            elif isinstance(message, Yours):
+                self.elsewhere.here(message.kind)
             elif isinstance(message, Notice):
                 server.not_ready()
             elif isinstance(message, Drain):
@@ -118,12 +131,21 @@ class Worker:
     def _take(self, server: OffloadServer) -> None:
         while True:
             try:
-                byte, descriptors, _, _ = socket.recv_fds(self._connections, 1, 8)
+                said, descriptors, _, _ = socket.recv_fds(self._connections, LONGEST_KIND + 1, 8)
             except OSError as error:  # too many open files: what was handed over is lost, what comes later is not
                 log.warning("cannot take a connection: %s", error)
                 self.closed()
                 continue
-            if not byte:
+            if not said:
                 return
             for descriptor in descriptors:
-                server.http.admit(socket.socket(fileno=descriptor), settled=byte == MOVED)
+                self._took(said, socket.socket(fileno=descriptor), server)
+
+    def _took(self, said: bytes, sock: socket.socket, server: OffloadServer) -> None:
+        """What the supervisor handed over."""
+        if said[:1] == LINK:
+            self.elsewhere.there(said[1:].decode(), sock)
+        elif said[:1] == GATHER:
+            server.gather(sock)
+        else:
+            server.http.admit(sock)

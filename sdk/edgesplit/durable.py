@@ -4,9 +4,37 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+Sync = Callable[[int, Path], None]
+"""Returns once what was written to that file or folder (its descriptor, its path) survives a power cut. OSError."""
+
 _making = threading.Lock()
+
+
+def _by_the_kernel(descriptor: int, path: Path) -> None:
+    os.fsync(descriptor)
+
+
+_sync: Sync = _by_the_kernel
+
+
+def sync_file(descriptor: int, path: Path) -> None:
+    """Make what was written to that file survive a power cut."""
+    _sync(descriptor, path)
+
+
+@contextmanager
+def syncing_by(sync: Sync) -> Iterator[None]:
+    """In this process, meanwhile, files are made durable by that: a simulation's disks, where nothing is waited for."""
+    global _sync
+    before, _sync = _sync, sync
+    try:
+        yield
+    finally:
+        _sync = before
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -18,7 +46,7 @@ def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno(), path)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -51,6 +79,6 @@ def sync_folder(folder: Path) -> None:
     """Make renames and unlinks inside `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor, folder)
     finally:
         os.close(descriptor)

@@ -15,17 +15,19 @@ import re
 import select
 import socket
 import ssl
+import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
 import msgspec
+import numpy as np
 
 from edgesplit import local_socket
 from edgesplit.channel import Channel
@@ -47,8 +49,11 @@ log = logging.getLogger(__name__)
 
 _END = b"\r\n\r\n"
 _RECEIVE = 65_536
-_JOIN = 65_536
-"""Bodies up to this size are copied behind their head and sent by one call."""
+_TICK_S = 1.0
+"""How long the kernel waits for a peer before we look whether it has any time left."""
+_TIME = struct.Struct("ll")
+_TOGETHER = 512
+"""Parts handed to the kernel by one call; it takes 1,024 at most."""
 _LINGER_S = 1.0
 """How long a refused peer is listened to, so that the refusal is not lost in a connection reset."""
 _GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
@@ -65,15 +70,14 @@ _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, eq=False):
     """One whole request."""
 
     method: str
     path: str
     """Percent-decoded, without the query."""
     query: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     """By lower-case name; of a header that is there several times, the values joined by `, `."""
     body: memoryview | bytes = b""
     peer: str | None = None
@@ -86,15 +90,12 @@ class Request:
     """The connection that it came by, and what lives as long; None over TLS, which may come from anywhere."""
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(msgspec.Struct, frozen=True, eq=False):
     """One answer; the body is sent part after part."""
 
     status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     body: Sequence[bytes | memoryview] = ()
-    beside: str = ""
-    """Where further requests of this connection are better served beside others of a kind: which kind."""
 
 
 Handler = Callable[[Request], Response]
@@ -184,15 +185,20 @@ def body_length(head: _Head) -> int:
     if chunked:
         raise _Refused(411, "send a Content-Length: chunked bodies are not taken")
     text = head.headers.get("content-length", "0")
-    if not re.fullmatch(r"[0-9]{1,18}", text):
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise _Refused(400, "Content-Length is not a number")
-    if int(text) > LIMITS.http_body_bytes:
-        raise _Refused(413, f"a body of {int(text)} bytes, at most {LIMITS.http_body_bytes}")
-    return int(text)
+    length = int(text)
+    if length > LIMITS.http_body_bytes:
+        raise _Refused(413, f"a body of {length} bytes, at most {LIMITS.http_body_bytes}")
+    return length
 
 
 def split_target(url: bytes) -> tuple[str, str]:
     """Decoded path and raw query of a request target, in origin or absolute form."""
+    if url[:1] == b"/" and b"%" not in url:
+        plain, _, rest = url.partition(b"?")
+        if plain.isascii():
+            return plain.decode("ascii"), rest.decode("latin-1")
     target = re.sub(r"^https?://[^/?]*", "", url.decode("latin-1"), flags=re.IGNORECASE)
     path, _, query = target.partition("?")
     try:
@@ -204,15 +210,25 @@ def split_target(url: bytes) -> tuple[str, str]:
     return decoded, query
 
 
+class _Asked(NamedTuple):
+    """What a header block asks."""
+
+    head: _Head
+    length: int
+    path: str
+    query: str
+    keep_alive: bool
+
+
 class _Connection:
     """One accepted connection, from handshake to close. Runs in its own thread."""
 
-    def __init__(self, server: Server, sock: socket.socket, *, settled: bool = False) -> None:
+    def __init__(self, server: Server, sock: socket.socket) -> None:
         self._server = server
         self._sock = sock
-        self._settled = settled
-        self._has_moved = False
+        self._tls = isinstance(sock, ssl.SSLSocket)
         self._left = bytearray()
+        self._block = b""
         self._channel = Channel(sock)
         self.peer: str | None = None
         self.peer_serial: int | None = None
@@ -234,10 +250,9 @@ class _Connection:
             self._channel.close()
 
     def close(self) -> None:
-        """End the connection now, whatever it is doing, from any thread; one that has moved lives on elsewhere."""
-        if not self._has_moved:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
+        """End the connection now, whatever it is doing, from any thread."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._sock.close()
 
@@ -249,30 +264,45 @@ class _Connection:
     def _open(self) -> None:
         if not self._channel.is_local_socket:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock.settimeout(LIMITS.handshake_s)
         if isinstance(self._sock, ssl.SSLSocket):
+            self._sock.settimeout(LIMITS.handshake_s)
             self._sock.do_handshake()
             self.peer, self.peer_serial = _shown_by(self._sock)
+            return
+        # The kernel waits, not Python: one call receives a body, or sends one, however many packets it takes.
+        self._sock.settimeout(None)
+        seconds, part = divmod(min(_TICK_S, LIMITS.handshake_s), 1)
+        for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._sock.setsockopt(socket.SOL_SOCKET, way, _TIME.pack(int(seconds), int(part * 1e6)))
+
+    def _may_wait(self, seconds: float) -> None:
+        """Over TLS a call waits so long; otherwise one tick, and whoever calls looks at the clock."""
+        if self._tls:
+            self._sock.settimeout(max(0.001, seconds))
 
     def _serve_one(self) -> bool:
         """One request and its answer; False when the connection has had its last."""
-        head = parse_head(self._receive_head())
-        length = body_length(head)
-        path, query = split_target(head.url)
-        with self._server.running(length):
+        block = self._receive_head()
+        if block != self._block:  # clients ask the same thing again and again
+            head = parse_head(block)
+            self._asked = _Asked(head, body_length(head), *split_target(head.url), head.keep_alive)
+            self._block = block
+        head, length, path, query, keep = self._asked
+        self._server.begin(length)
+        try:
             self._continue(head, length)
             body = self._receive_body(length)
-            channel = None if isinstance(self._sock, ssl.SSLSocket) else self._channel
+            channel = None if self._tls else self._channel
             request = Request(
                 head.method, path, query, head.headers, body, self.peer, self.peer_serial, self._is_closed, channel
             )
             response = self._server.answer(request)
             self._channel.drop_descriptors()
-            keep = head.keep_alive and not self._server.is_stopping
+            keep = keep and not self._server.is_stopping
             self._send(response, keep=keep, with_body=head.method != "HEAD")
-            if keep and response.beside and not self._settled and not self._left:
-                self._has_moved = self._server.moves(self._sock, response.beside)
-        return keep and not self._has_moved
+        finally:
+            self._server.end(length)
+        return keep
 
     def _receive_head(self) -> bytes:
         """The next header block. Its first byte may take as long as a connection may idle, the whole block may not."""
@@ -296,19 +326,19 @@ class _Connection:
 
     def _receive_some(self, deadline: float | None) -> bytes:
         """The next bytes of a header block; a silent connection is left, a dawdling one refused."""
-        remaining = LIMITS.idle_connection_s if deadline is None else deadline - monotonic()
-        if remaining <= 0:
-            raise _Refused(408, "the header block took too long")
-        self._sock.settimeout(remaining)
-        try:
-            received = self._channel.receive(_RECEIVE)
-        except TimeoutError as error:
-            if deadline is None:
-                raise _Left("idle") from error
-            raise _Refused(408, "the header block took too long") from error
-        if not received:
-            raise _Left("closed by the peer")
-        return received
+        until = monotonic() + LIMITS.idle_connection_s if deadline is None else deadline
+        while (remaining := until - monotonic()) > 0:
+            self._may_wait(remaining)
+            try:
+                received = self._channel.receive(_RECEIVE)
+            except (TimeoutError, BlockingIOError):
+                continue
+            if not received:
+                raise _Left("closed by the peer")
+            return received
+        if deadline is None:
+            raise _Left("idle")
+        raise _Refused(408, "the header block took too long")
 
     def _continue(self, head: _Head, length: int) -> None:
         """RFC 9110 10.1.1: a client that waits for leave to send its body gets it."""
@@ -318,29 +348,32 @@ class _Connection:
         if expected.lower() != "100-continue":
             raise _Refused(417, "only 100-continue can be expected")
         if len(self._left) < length:
-            self._sock.settimeout(LIMITS.handshake_s)
-            self._sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._send_all([b"HTTP/1.1 100 Continue\r\n\r\n"], LIMITS.handshake_s)
 
     def _receive_body(self, length: int) -> memoryview | bytes:
         """Exactly `length` bytes; what lies behind them is kept for the next request."""
         if not length:
             return b""
-        body = memoryview(bytearray(length))
+        body = np.empty(length, np.uint8).data
         got = min(length, len(self._left))
-        body[:got] = self._left[:got]
-        del self._left[:got]
-        deadline = monotonic() + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
+        if got:
+            body[:got] = self._left[:got]
+            del self._left[:got]
+        now = moved = monotonic()
+        deadline = now + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
         while got < length:
-            self._sock.settimeout(max(0.001, min(LIMITS.handshake_s, deadline - monotonic())))
+            if now > min(deadline, moved + LIMITS.handshake_s):
+                raise _Refused(408, f"the body came too slowly: {got} of {length} bytes")
+            self._may_wait(min(deadline, moved + LIMITS.handshake_s) - now)
             try:
-                count = self._sock.recv_into(body[got:])
-            except TimeoutError as error:
-                raise _Refused(408, f"the body came too slowly: {got} of {length} bytes") from error
+                count = self._sock.recv_into(body[got:], 0, 0 if self._tls else socket.MSG_WAITALL)
+            except (TimeoutError, BlockingIOError):
+                now = monotonic()
+                continue
             if not count:
                 raise _Left("the peer left amid a body")
             got += count
-            if monotonic() > deadline:
-                raise _Refused(408, f"the body came too slowly: {got} of {length} bytes")
+            now = moved = monotonic()
         return body
 
     def _is_closed(self) -> bool:
@@ -356,12 +389,27 @@ class _Connection:
         """Head and body; a peer that reads too slowly is left."""
         length = sum(len(part) for part in response.body)
         parts = [_head_bytes(response, length, keep=keep), *(response.body if with_body else ())]
-        self._sock.settimeout(LIMITS.handshake_s + length / LIMITS.http_bytes_per_s)
-        if length <= _JOIN:
-            self._sock.sendall(b"".join(parts))
+        self._send_all(parts, LIMITS.handshake_s + length / LIMITS.http_bytes_per_s)
+
+    def _send_all(self, parts: Sequence[bytes | memoryview], within_s: float) -> None:
+        """These, one behind the other, by as few calls as may be; TimeoutError where the peer reads too slowly."""
+        if self._tls:
+            self._sock.settimeout(within_s)
+            for part in parts if sum(map(len, parts)) > _RECEIVE else [b"".join(parts)]:
+                self._sock.sendall(part)
             return
-        for part in parts:
-            self._sock.sendall(part)
+        deadline, left = monotonic() + within_s, list(parts)
+        while left:
+            try:
+                sent = self._sock.sendmsg(left[:_TOGETHER])
+            except BlockingIOError:
+                sent = 0
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if left:
+                left[0] = memoryview(left[0])[sent:]
+                if monotonic() > deadline:
+                    raise TimeoutError("the peer reads too slowly")
 
     def _refuse(self, refusal: _Refused) -> None:
         """Say why, then listen a while: closing at once would reset the connection before the peer has read it."""
@@ -435,7 +483,6 @@ class Server:
         tls: ssl.SSLContext | None = None,
         max_connections: int = 256,
         on_closed: Callable[[], None] = lambda: None,
-        move: Callable[[socket.socket, str], bool] | None = None,
         path: Path | None = None,
         mode: int = 0o600,
         group: str | None = None,
@@ -446,7 +493,6 @@ class Server:
         self._group = group
         self._at_path = (0, 0)
         self._on_closed = on_closed
-        self._move = move
         self._host = host
         self._wanted_port = port
         self._tls = tls
@@ -509,10 +555,9 @@ class Server:
         for thread in open_now.values():
             thread.join(max(0.1, deadline - monotonic()))
 
-    @contextlib.contextmanager
-    def running(self, length: int = 0) -> Iterator[None]:
-        """Counts the request that runs inside it, with a body of `length`. Once the last one was waited for, none
-        begins; and none while there is no memory for its body."""
+    def begin(self, length: int = 0) -> None:
+        """A request with a body of `length` runs, until its `end`. Once the last one was waited for, none begins; and
+        none while there is no memory for its body."""
         with self._changed:
             if self._is_over:
                 raise _Left("the server ends")
@@ -520,13 +565,13 @@ class Server:
                 raise _Refused(503, f"requests of {self._bodies} bytes are being received or answered: come back later")
             self._running += 1
             self._bodies += length
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._bodies -= length
-                self._changed.notify_all()
+
+    def end(self, length: int = 0) -> None:
+        """One that had begun is over."""
+        with self._changed:
+            self._running -= 1
+            self._bodies -= length
+            self._changed.notify_all()
 
     def answer(self, request: Request) -> Response:
         """What the handler makes of `request`; an error becomes the answer that tells of it."""
@@ -554,13 +599,9 @@ class Server:
                 continue
             self.admit(sock)
 
-    def moves(self, sock: socket.socket, beside: str) -> bool:
-        """Whether another process serves this connection from now on. Never over TLS, whose state cannot move."""
-        return self._move is not None and not isinstance(sock, ssl.SSLSocket) and self._move(sock, beside)
-
-    def admit(self, sock: socket.socket, *, settled: bool = False) -> None:
+    def admit(self, sock: socket.socket) -> None:
         """Serve a connection that was accepted, here or by another process, in a thread of its own; or turn it away
-        where there are too many already. `on_closed` is called when it has ended; `settled`: it never moves on."""
+        where there are too many already. `on_closed` is called when it has ended."""
         with self._changed:
             has_room = len(self._connections) < self._max_connections
         if self.is_stopping or not has_room:
@@ -570,7 +611,7 @@ class Server:
         try:
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            connection = _Connection(self, sock, settled=settled)
+            connection = _Connection(self, sock)
             thread = threading.Thread(target=self._run, args=(connection,), name="http-connection", daemon=True)
             with self._changed:
                 self._connections[connection] = thread

@@ -68,6 +68,8 @@ class Birth(msgspec.Struct, frozen=True, tag="birth"):
     """A random mark of this start of the agent: two that take turns are two agents with one identity."""
     certificate: str = ""
     """Serial number (decimal) of the certificate in use; tells that a renewed one has arrived."""
+    simulated: bool = False
+    """The device is none: its agent's decisions are real, its runtime and perhaps its time are made up."""
 
 
 class Death(msgspec.Struct, frozen=True, tag="death"):

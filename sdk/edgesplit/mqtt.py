@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import random
+import select
 import socket
 import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -78,6 +80,8 @@ class Session:
         self._refused: dict[int, str] = {}
         self._waiting: deque[tuple[MQTTMessageInfo, int]] = deque()
         self._waiting_bytes = 0
+        self._wakes: socket.socket | None = None
+        """What is sent into it ends the network thread's waiting."""
         self._client = self._make_client(host, port, client_id, tls, keepalive_s)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
@@ -92,7 +96,7 @@ class Session:
         client.on_publish = self._on_publish
         client.on_socket_open = _without_delay
         # With this set, paho writes on our network thread only, never on the thread that publishes.
-        client.on_socket_register_write = _written_by_the_loop
+        client.on_socket_register_write = self._has_something_to_write
         limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         limits.MaximumPacketSize = PACKET_BYTES
         client.connect_async(host, port, keepalive_s, clean_start=True, properties=limits)
@@ -188,14 +192,13 @@ class Session:
         self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties, wait_s: float
     ) -> None:
         deadline = monotonic() + wait_s
-        if not self._connected.wait(wait_s):
+        if not self.wait_connected(wait_s):
             raise LinkError(f"not connected to {self.address}{self._because()}")
         info = self._send(topic, payload, qos, retain, properties)
         if info is None:
             raise LinkError(f"no room to publish on {topic}")
         try:
-            info.wait_for_publish(max(0.0, deadline - monotonic()))
-            acknowledged = info.is_published()
+            acknowledged = self._await_published(info, max(0.0, deadline - monotonic()))
         except (RuntimeError, ValueError) as error:
             raise LinkError(f"{topic}: {error}") from error
         if not acknowledged:
@@ -203,6 +206,10 @@ class Session:
         refusal = self._refused.pop(info.mid, None)
         if refusal is not None:
             raise LinkError(f"{topic}: the broker refused: {refusal}")
+
+    def _await_published(self, info: MQTTMessageInfo, timeout_s: float) -> bool:
+        info.wait_for_publish(timeout_s)
+        return info.is_published()
 
     def _room_for(self, size: int) -> bool:
         """Is there room for so many bytes more at QoS 0? Forgets what was written meanwhile."""
@@ -219,27 +226,40 @@ class Session:
     # The network thread
 
     def _run(self) -> None:
+        woken, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
+        with woken, self._wakes:
+            self._live(woken)
+
+    def _live(self, woken: socket.socket) -> None:
         delay = FIRST_DELAY_S
         while not self._stopping.is_set():
-            was_connected = self._connect_and_pump()
-            delay = FIRST_DELAY_S if was_connected else min(delay * 2, LONGEST_DELAY_S)
-            if (
-                self._taken_over
-            ):  # whoever took our name has it now: two that both hurry would only throw each other off
-                self._taken_over, delay = False, LONGEST_DELAY_S
+            was_connected = self._connect_and_pump(woken)
+            delay = next_delay(delay, was_connected=was_connected, taken_over=self._taken_over)
+            self._taken_over = False
             self._stopping.wait(random.uniform(0.5, 1.0) * delay)
 
-    def _connect_and_pump(self) -> bool:
+    def _connect_and_pump(self, woken: socket.socket) -> bool:
         """One connection from its beginning to its end; whether the broker had accepted it."""
+        self._set_will()
+        if not self._open():
+            return False
+        return self._pump(woken)
+
+    def _open(self) -> bool:
+        """Connect, but for the broker's own answer; False, and why in `problem`, where there is no way there."""
         try:
-            self._set_will()
             self._client.reconnect()
         except (OSError, ValueError) as error:
             self._note(f"cannot connect to {self.address}: {error}")
             return False
+        return True
+
+    def _pump(self, woken: socket.socket) -> bool:
+        """Read and write until the connection ends; whether the broker had accepted it."""
         accepted = False
         deadline: float | None = None
-        while self._client.loop(timeout=1.0) == MQTTErrorCode.MQTT_ERR_SUCCESS:
+        while self._serve(*self._await_network(woken)):
             accepted = accepted or self.connected
             if self._stopping.is_set():
                 self._say_goodbye()
@@ -249,6 +269,38 @@ class Session:
         accepted = accepted or self.connected
         self._hang_up()
         return accepted
+
+    def _await_network(self, woken: socket.socket) -> tuple[bool, bool]:
+        """Whether there is something to read, and room to write, after waiting a second for either.
+
+        By poll: select knows no descriptors beyond 1,023, which a controller under load has.
+        """
+        sock = self._client.socket()
+        if sock is None or sock.fileno() < 0:
+            return True, False  # reading tells that it is over
+        waiting, wake = select.poll(), woken.fileno()
+        waiting.register(wake, select.POLLIN)
+        waiting.register(sock, select.POLLIN | (select.POLLOUT if self._client.want_write() else 0))
+        ready = dict(waiting.poll(0 if _pending(sock) else 1_000))
+        if wake in ready:
+            woken.recv(65_536)
+        events = ready.get(sock.fileno(), 0)
+        return bool(events & ~select.POLLOUT) or _pending(sock), bool(events & select.POLLOUT) or wake in ready
+
+    def _serve(self, readable: bool, writable: bool) -> bool:
+        """Do what paho has to do on the network now; False once the connection is over."""
+        client = self._client
+        if readable and client.loop_read() != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            return False
+        if writable and client.want_write() and client.loop_write() != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            return False
+        return client.loop_misc() == MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _has_something_to_write(self, client: Client, userdata: Any, sock: Any) -> None:
+        """Paho's word, from any thread: the network thread looks at once."""
+        if self._wakes is not None:
+            with suppress(OSError):  # it is awake already, or has ended
+                self._wakes.send(b"\0")
 
     def _set_will(self) -> None:
         will = self._will() if callable(self._will) else self._will
@@ -338,6 +390,14 @@ class Session:
             self._refused.pop(mid, None)
 
 
+def next_delay(delay_s: float, *, was_connected: bool, taken_over: bool = False) -> float:
+    """How long to wait, less a part by chance, before connecting again after a connection that ended, or that the
+    broker never accepted."""
+    if taken_over:  # whoever took our name has it now: two that both hurry would only throw each other off
+        return LONGEST_DELAY_S
+    return FIRST_DELAY_S if was_connected else min(delay_s * 2, LONGEST_DELAY_S)
+
+
 def _is_gone(info: MQTTMessageInfo) -> bool:
     """Written, or lost with its connection."""
     try:
@@ -351,5 +411,6 @@ def _without_delay(client: Client, userdata: Any, sock: Any) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _written_by_the_loop(client: Client, userdata: Any, sock: Any) -> None:
-    """Nothing to do: our loop looks by itself whether there is something to write."""
+def _pending(sock: Any) -> bool:
+    """Bytes that TLS has decrypted already, of which no poll tells."""
+    return bool(getattr(sock, "pending", int)())

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgesplit import names
 from edgesplit.anatomy import Anatomy
-from edgesplit.durable import make_folders, sync_folder, write_durably
+from edgesplit.durable import make_folders, sync_file, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.recut import check_slice
@@ -282,7 +282,7 @@ def _write_file(path: Path, file: SliceFile, chunk: ChunkSource) -> None:
         if whole.hexdigest() != file.sha256:
             raise TrustError(f"{path.name}: its chunks do not make the file that was signed")
         out.flush()
-        os.fsync(out.fileno())
+        sync_file(out.fileno(), path)
 
 
 def _check_file(folder: Path, file: SliceFile, release_folder: Path) -> None:

@@ -241,14 +241,16 @@ def test_another_number_of_answers_than_inputs_is_found_out() -> None:
     ("seconds", "most", "enough"),
     [
         ({1: 1.0, 2: 1.9, 4: 3.6}, 1, 1),
-        ({1: 1.0, 2: 1.2, 4: 1.5, 8: 2.0, 16: 3.2, 32: 6.4}, 16, 4),
-        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 32: 1.0}, 32, 16),
+        ({1: 1.0, 2: 1.6, 4: 3.0}, 1, 1),
+        ({1: 1.0, 2: 1.2, 4: 1.5, 8: 2.0, 16: 3.2, 32: 6.4}, 16, 8),
+        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 32: 1.0}, 32, 32),
+        ({1: 2.65, 2: 3.17, 4: 3.69, 8: 5.07, 16: 7.36, 32: 10.15}, 32, 16),
         ({1: 1.0}, 1, 1),
         ({1: 1.0, 2: 1.7}, 1, 1),
     ],
 )
 def test_what_is_measured_decides(seconds: dict[int, float], most: int, enough: int) -> None:
-    """A quarter more must be answered; the largest stack that is best is used; half of its gain is enough."""
+    """Four tenths more must be answered; the largest stack that is best is used; two thirds of its gain are enough."""
     found = chosen(seconds)
     assert (found.most, found.enough) == (most, enough)
 

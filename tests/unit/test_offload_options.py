@@ -40,9 +40,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parsed(f"--memory={text}")
 
 
-@pytest.mark.parametrize(("cores", "wanted", "count"), [(1, 0, 1), (2, 0, 1), (4, 0, 3), (64, 0, 16), (4, 8, 8)])
+@pytest.mark.parametrize(
+    ("cores", "wanted", "count"), [(1, 0, 1), (2, 0, 1), (3, 0, 3), (4, 0, 4), (8, 0, 4), (64, 0, 16), (4, 8, 8)]
+)
 def test_processes_follow_the_cores_unless_told(cores: int, wanted: int, count: int) -> None:
-    """A core is left to those that ask; many cores have one for four."""
+    """A few cores have one each, many have one for four."""
     assert given.process_count(wanted, cores) == count
 
 

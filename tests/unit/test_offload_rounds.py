@@ -13,7 +13,7 @@ import pytest
 from edgesplit.errors import UsageError
 from edgesplit_offload.rounds import ROUND_S, Rounds
 from edgesplit_offload.supervisor import Serving, Supervisor
-from edgesplit_offload.talk import MOVED, Alive, Answers, Ask, Message, Question, Ready, Talk, Told
+from edgesplit_offload.talk import GATHER, LINK, Alive, Answers, Ask, Message, Question, Ready, Seek, Talk, Told, Yours
 
 
 class Peer:
@@ -120,32 +120,33 @@ class Child:
         self.serving = Serving(None, Talk(talk), ours)  # type: ignore[arg-type]
 
     def handed(self) -> bytes:
-        """With which mark a connection came."""
+        """With which mark a socket came."""
         self.theirs.settimeout(20.0)
-        mark, descriptors, _, _ = socket.recv_fds(self.theirs, 8, 1)
+        mark, descriptors, _, _ = socket.recv_fds(self.theirs, 80, 1)
         for one in descriptors:
             socket.socket(fileno=one).close()
         return mark
 
+    def heard(self) -> Message:
+        """What it was told."""
+        return next(Talk(self._other).messages())
 
-def test_connections_of_one_kind_come_together() -> None:
-    """The first process that hands one on gathers them from then on; where it is gone, the next that does."""
+
+def test_requests_of_one_kind_are_gathered_by_the_first_process_that_seeks() -> None:
+    """Itself is told so; of any other both get a link; where the one that gathers is gone, the next that seeks does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         supervisor = Supervisor(listener, [], 0, stuck_after_s=60.0)
         a, b = Child(), Child()
         supervisor._serving = [a.serving, b.serving]
-        with socket.create_connection(listener.getsockname()) as sock:
-            supervisor._gather(sock, b"kind", a.serving)
-            assert a.handed() == MOVED
-            supervisor._gather(sock, b"kind", b.serving)
-            assert a.handed() == MOVED
-            supervisor._gather(sock, b"other", b.serving)
-            assert b.handed() == MOVED
-            supervisor._serving = [b.serving]
-            supervisor._gather(sock, b"kind", b.serving)
-            assert b.handed() == MOVED
-            supervisor._hand_over(sock)
-        assert (a.serving.open, b.serving.open) == (2, 2)
+        supervisor._heard(a.serving, Seek("kind"))
+        assert a.heard() == Yours("kind")
+        supervisor._heard(b.serving, Seek("kind"))
+        assert (a.handed(), b.handed()) == (GATHER, LINK + b"kind")
+        supervisor._heard(b.serving, Seek("other"))
+        assert b.heard() == Yours("other")
+        supervisor._serving = [b.serving]
+        supervisor._heard(b.serving, Seek("kind"))
+        assert b.heard() == Yours("kind")
 
 
 def test_processes_that_do_not_live_are_said_at_the_start() -> None:

@@ -337,36 +337,6 @@ def test_a_body_may_not_grow_beyond_what_its_model_takes(serving: Callable[..., 
     assert error(reply) == (400, "compressed body: more than 1048704 bytes inside")
 
 
-def test_a_connection_moves_once_to_where_its_kind_is_gathered(
-    serving: Callable[..., OffloadServer], gate: Gate, tmp_path: Path
-) -> None:
-    """Between two requests, without the client's notice; and it stays there, whatever is asked."""
-    gathering = serving(runtime=gate)
-    moved: list[str] = []
-
-    def move(sock: socket.socket, beside: str) -> bool:
-        moved.append(beside)
-        gathering.http.admit(socket.fromfd(sock.fileno(), sock.family, sock.type), settled=True)
-        return True
-
-    first = serving(runtime=gate, move=move)
-    buffers, length = oip.encode_request(oip.InferRequest({"mid": MID}))
-    headers = {oip.HEADER_LENGTH: str(length)}
-    with closing(http.client.HTTPConnection("127.0.0.1", first.port, timeout=PATIENCE_S)) as connection:
-        connection.connect()
-        local = connection.sock.getsockname()
-        for gains in (False, True, True, True):
-            for server in (first, gathering):
-                server._shelf.model(CUT).half.pace.most = 8 if gains else 1
-            connection.request("POST", f"/v2/models/{CUT}/infer", b"".join(buffers), headers)
-            reply = connection.getresponse()
-            assert reply.status == 200 and reply.read()
-            assert connection.sock.getsockname() == local
-    assert len(moved) == 1
-    counted = [server._counts.told()[0]["inference_count"] for server in (first, gathering)]
-    assert counted == [2, 2]
-
-
 def test_many_at_once_load_each_slice_once(serving: Callable[..., OffloadServer], gate: Gate) -> None:
     """First use by many threads opens the release once and loads each slice once."""
     server = serving(runtime=gate, at_once=4, waiting=100)

@@ -55,11 +55,37 @@ def test_requests_for_one_model_gather_while_it_runs_and_then_run_together() -> 
     assert end_one(waiting) == [[theirs]]
 
 
-def test_another_run_begins_beside_the_first_only_for_enough() -> None:
-    """There is room for a second run all along, and it is used once so many wait that it has most of the gain."""
-    waiting, shared = Waiting(2, 10), pace(most=8, enough=3)
-    ours = [job(shared) for _ in range(4)]
-    assert admitted(waiting, *ours) == [[ours[0]], ours[1:]]
+def test_another_run_begins_beside_the_first_for_as_many() -> None:
+    """Few are not held up while there is room: a second run begins for as many as are in the first."""
+    waiting, shared = Waiting(4, 10), pace(most=8, enough=8)
+    first = [job(shared) for _ in range(4)]
+    assert admitted(waiting, *first) == [[first[0]], [first[1]]]
+    waiting.end(min(waiting.running, key=lambda run: run.began))
+    assert [run.members for run in waiting.begin(1.0)] == [[first[2], first[3]]]
+
+
+def test_a_third_run_begins_only_for_enough() -> None:
+    """There is room for it all along, and it is used once so many wait that it has most of the gain."""
+    waiting, shared = Waiting(4, 10), pace(most=8, enough=3)
+    ours = [job(shared) for _ in range(5)]
+    assert admitted(waiting, *ours) == [[ours[0]], [ours[1]], ours[2:]]
+
+
+def test_what_shares_runs_has_the_places_that_other_processes_leave_to_it() -> None:
+    """Others' requests for the model come here: it runs beside what has this process's own places."""
+    waiting, shared, other = Waiting(1, 10, gathered=2), pace(most=8, enough=8), Pace()
+    ours, theirs = [job(shared) for _ in range(2)], [job(other) for _ in range(2)]
+    assert admitted(waiting, *theirs, *ours) == [[theirs[0]], [ours[0]]]
+    waiting.end(next(run for run in waiting.running if run.members == [theirs[0]]))
+    assert [run.members for run in waiting.begin(1.0)] == [[theirs[1]]]
+
+
+def test_those_that_may_share_a_run_take_less_of_the_queue() -> None:
+    """Sixteen that will run together are one more to wait for, not sixteen."""
+    waiting, shared, alone = Waiting(1, 2), pace(most=16, enough=16), Pace()
+    admitted(waiting, *[job(shared) for _ in range(17)], job(alone))
+    with pytest.raises(Busy):
+        waiting.admit(job(alone), 0.0)
 
 
 def test_models_without_gain_run_one_by_one() -> None:
@@ -86,9 +112,9 @@ def test_a_run_holds_only_as_many_as_its_deadlines_allow() -> None:
 def test_who_is_in_a_hurry_does_not_gather() -> None:
     """A run of the model is on for long, and this one's time is up before that one's end and its own: it begins."""
     shared = pace(most=8, enough=4, seconds={1: 0.1, 8: 0.2})
-    waiting = Waiting(2, 10)
-    first, patient, hurried = job(shared), job(shared, deadline=9.0), job(shared, deadline=0.15)
-    assert admitted(waiting, first, patient) == [[first]]
+    waiting = Waiting(3, 10)
+    first, second, patient, hurried = job(shared), job(shared), job(shared, deadline=9.0), job(shared, deadline=0.15)
+    assert admitted(waiting, first, second, patient) == [[first], [second]]
     (members,) = admitted(waiting, hurried)
     assert set(members) == {patient, hurried} or members == [patient]
 
@@ -225,7 +251,7 @@ def test_each_of_those_that_run_together_gets_its_own() -> None:
     assert [one.got for one in (first, *rest)] == [2, 4, 6, 8]
     assert gate.sizes == [1, 3]
     assert [one.job.together for one in rest] == [3, 3, 3]
-    assert sum(one.job.mine is not None for one in rest) == 1
+    assert sum(one.job.leads for one in rest) == 1
     assert (turns.waiting, turns.running, turns.longest_s()) == (0, 0, 0.0)
 
 

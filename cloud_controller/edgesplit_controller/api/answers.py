@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from math import ceil
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -12,14 +13,18 @@ from starlette.exceptions import HTTPException
 
 from edgesplit import errors
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, TrustError, UsageError
-from edgesplit_controller.refusals import Conflict, Forbidden
+from edgesplit_controller.api.hygiene import headers_for, host_of
+from edgesplit_controller.refusals import Conflict, Forbidden, NotAllowed, TooOften
 
 log = logging.getLogger(__name__)
 
+BUSY_S = 2.0
+"""When to come back where nothing else is known."""
 STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (errors.NotFound, 404),
     (Conflict, 409),
     (Forbidden, 401),
+    (NotAllowed, 403),
     (InfeasibleLimits, 409),
     (ModelRefused, 422),
     (Busy, 429),
@@ -49,7 +54,8 @@ async def on_edge_error(_request: Request, error: Exception) -> JSONResponse:
     status = status_of(error)
     if status == 500:
         log.error("%s: %s", type(error).__name__, error)
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "2"}}.get(status)
+    wait_s = error.wait_s if isinstance(error, TooOften) else BUSY_S
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(ceil(wait_s))}}.get(status)
     return JSONResponse({"error": str(error), "kind": kind_of(error)}, status, headers)
 
 
@@ -71,4 +77,6 @@ async def on_anything(request: Request, error: Exception) -> JSONResponse:
     """A fault of ours: the log has it, the answer only its name."""
     log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
     text = f"the controller failed ({type(error).__name__}); its log says more"
-    return JSONResponse({"error": text, "kind": "EdgeError"}, 500)
+    # Our middleware is inside what calls this: the headers that every answer has are added here.
+    added = {name.decode(): value.decode() for name, value in headers_for(request.scope, host_of(request.scope))}
+    return JSONResponse({"error": text, "kind": "EdgeError"}, 500, added)

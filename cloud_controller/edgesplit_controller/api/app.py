@@ -1,5 +1,5 @@
-"""The HTTP API: JSON over TLS. The operator's certificate and token on all but health, enrolment and renewal.
-docs/protocol.md lists it.
+"""The HTTP API: JSON over TLS. An operator's certificate and token, or a browser's session, on all but health, logging
+in, enrolment and renewal (`access`). docs/openapi.json describes it.
 
 Promises: bodies are bounded before they are read, errors are `{"error": text, "kind": name}` with the status of their
 kind, and heavy work runs one at a time in a thread of its own, so that nothing else waits for it. What the calls do is
@@ -9,6 +9,7 @@ kind, and heavy work runs one at a time in a thread of its own, so that nothing 
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -18,27 +19,54 @@ import edgesplit
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.seen.ledger import Ledger
-from edgesplit_controller.api import deployments, devices, enrolment, keys, models, replans, rollouts, telemetry
+from edgesplit_controller.api import (
+    audit,
+    deployments,
+    devices,
+    enrolment,
+    keys,
+    models,
+    openapi,
+    operators,
+    replans,
+    rollouts,
+    sessions,
+    telemetry,
+)
 from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
+from edgesplit_controller.api.auditing import Audited
+from edgesplit_controller.api.hygiene import Hygiene
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.controller import Controller
+from edgesplit_controller.gate import Gate
 from edgesplit_controller.metrics import CountedRequests
 
 JSON_BYTES = 1_000_000
 SAMPLES_BYTES = 128 * 2**20
 ROUTERS: tuple[APIRouter, ...] = (
     enrolment.everybody,
+    enrolment.gateways,
+    sessions.everybody,
+    sessions.viewers,
+    sessions.certified,
+    operators.admins,
+    operators.certified,
+    audit.admins,
+    openapi.viewers,
     models.viewers,
     models.operators,
+    models.certified,
     deployments.viewers,
     deployments.operators,
+    deployments.certified,
     rollouts.viewers,
     rollouts.operators,
     keys.viewers,
     keys.admins,
     devices.viewers,
     devices.operators,
+    devices.certified,
     telemetry.viewers,
     replans.viewers,
     replans.operators,
@@ -46,17 +74,24 @@ ROUTERS: tuple[APIRouter, ...] = (
 
 
 def create_app(
-    controller: Controller, token: str, *, model_bytes: int, heavy: Heavy, ledger: Ledger | None = None
+    controller: Controller,
+    gate: Gate,
+    *,
+    hosts: Collection[str],
+    model_bytes: int,
+    heavy: Heavy,
+    ledger: Ledger | None = None,
 ) -> FastAPI:
-    """The API over one controller."""
+    """The API over one controller; `hosts`: names and addresses by which it is reached."""
     app = FastAPI(
         title="edgesplit controller",
         version=edgesplit.__version__,
         docs_url=None,
+        openapi_url=None,  # `description` answers, and not to everybody
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.controller, app.state.heavy, app.state.token = controller, heavy, token.encode()
+    app.state.controller, app.state.heavy, app.state.gate = controller, heavy, gate
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
     lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
@@ -67,7 +102,9 @@ def create_app(
         "/keys/renewed": lists,
     }
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
+    app.add_middleware(Audited)
     app.add_middleware(CountedRequests, ledger=ledger or Ledger())
+    app.add_middleware(Hygiene, hosts=hosts)
     app.add_exception_handler(EdgeError, on_edge_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)

@@ -6,22 +6,26 @@ from typing import Any
 
 from fastapi import Request
 
-from edgesplit_controller.api.access import operator_routes, viewer_routes
+from edgesplit_controller.api.access import about, caller_of, operator_routes, viewer_routes
 from edgesplit_controller.api.bodies import ClaimBody, LeadBody
+from edgesplit_controller.api.shapes import ClaimShape, DeviceShape, DeviceState, Led, answers
 from edgesplit_controller.api.work import controller_of
 from edgesplit_controller.devices import ClaimWish
 
 viewers = viewer_routes()
 operators = operator_routes()
+certified = operator_routes(certificate=True)
 
 
-@operators.post("/devices/claims")
+@certified.post("/devices/claims", responses=answers(ClaimShape))
 def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
     """A one-time claim; it holds a secret."""
+    about(request, body.device)
+    groups = caller_of(request).groups or frozenset()
     wish = ClaimWish(
         device=body.device,
         device_class=body.device_class,
-        group=body.group or "",
+        group=body.group or (next(iter(groups)) if len(groups) == 1 else ""),
         labels=body.labels,
         link=body.link or "",
         expires_s=body.expires_s,
@@ -30,25 +34,26 @@ def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
     return controller_of(request).claim(wish, body.gateway)
 
 
-@operators.post("/devices/gateway")
+@operators.post("/devices/gateway", responses=answers(Led))
 def lead(request: Request, body: LeadBody) -> dict[str, Any]:
     """Let devices offload through a gateway, or to the cloud again."""
+    about(request, body.gateway, *body.devices[:8])
     return controller_of(request).lead(body.devices, body.gateway, body.link)
 
 
-@viewers.get("/devices")
+@viewers.get("/devices", responses=answers(list[DeviceShape]))
 def all_devices(request: Request) -> list[dict[str, Any]]:
     """Every device and every open claim."""
     return controller_of(request).all_devices()
 
 
-@viewers.get("/devices/{name}")
+@viewers.get("/devices/{name}", responses=answers(DeviceShape))
 def device(request: Request, name: str) -> dict[str, Any]:
     """One device."""
     return controller_of(request).device(name)
 
 
-@operators.delete("/devices/{name}")
+@operators.delete("/devices/{name}", responses=answers(DeviceState))
 def revoke(request: Request, name: str) -> dict[str, Any]:
     """Take a device's right away."""
     return controller_of(request).revoke(name)

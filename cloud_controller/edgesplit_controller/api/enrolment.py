@@ -10,45 +10,53 @@ from fastapi.responses import Response
 import edgesplit
 from edgesplit.errors import Busy
 from edgesplit.identity import Renewal
-from edgesplit_controller.api.access import open_routes
+from edgesplit_controller.api.access import about, open_routes
 from edgesplit_controller.api.bodies import EnrolBody, GatewayBody, RenewBody
 from edgesplit_controller.api.reading import from_base64
+from edgesplit_controller.api.shapes import Certificate, EnrolledShape, Health, answers, answers_with
 from edgesplit_controller.api.work import controller_of
 from edgesplit_controller.bounds import RateLimit
 from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.refusals import Forbidden
+from edgesplit_controller.throttle import place_of
 
 everybody = open_routes()
+gateways = open_routes(audited=False)
+"""They ask every few seconds."""
 
 
-@everybody.get("/health")
+@everybody.get("/health", responses=answers(Health))
 def health() -> dict[str, Any]:
     """It answers."""
     return {"status": "ok", "version": edgesplit.__version__}
 
 
-@everybody.post("/enrol")
+@everybody.post("/enrol", responses=answers(EnrolledShape))
 def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     """A device turns its claim token and a certificate request into a certificate."""
     _not_too_often(request)
     key = from_base64(body.encryption_key, "encryption_key")
     signature = from_base64(body.encryption_signature, "encryption_signature")
-    return controller_of(request).enrol(body.token, body.csr_pem, key, signature)
+    enrolled = controller_of(request).enrol(body.token, body.csr_pem, key, signature)
+    about(request, enrolled["device"])
+    return enrolled
 
 
-@everybody.post("/renew")
+@everybody.post("/renew", responses=answers(EnrolledShape))
 def renew(request: Request, body: RenewBody) -> dict[str, Any]:
     """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
     _not_too_often(request)
     peer: Peer | None = request.scope.get(SCOPE)
     signature = from_base64(body.signature, "signature")
-    return controller_of(request).renew(
+    renewed = controller_of(request).renew(
         Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
         shown_serial=peer.serial if peer else None,
     )
+    about(request, renewed["device"])
+    return renewed
 
 
-@everybody.post("/gateway/certificate")
+@gateways.post("/gateway/certificate", responses=answers(Certificate))
 def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
     """A gateway gets a certificate for its server, over a connection that shows its own."""
     _not_too_often(request)
@@ -56,7 +64,7 @@ def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
     return controller_of(request).gateway_certificate(peer.name, peer.serial, body.csr_pem)
 
 
-@everybody.post("/gateway/revoked")
+@gateways.post("/gateway/revoked", responses=answers_with("application/x-pem-file", "The revocation list."))
 def revoked_for(request: Request) -> Response:
     """The revocation list, for a gateway's server to go by."""
     peer = _shown(request)
@@ -72,5 +80,5 @@ def _shown(request: Request) -> Peer:
 
 def _not_too_often(request: Request) -> None:
     limit: RateLimit = request.app.state.enrolments
-    if not limit.allow(request.client.host if request.client else "?"):
+    if not limit.allow(place_of(request.client.host if request.client else "?")):
         raise Busy("too many enrolments from this address; try again in a few seconds")

@@ -8,20 +8,31 @@ from fastapi import Query, Request
 from fastapi.responses import FileResponse
 
 from edgesplit.errors import Busy, UsageError
-from edgesplit_controller.api.access import operator_routes, viewer_routes
+from edgesplit_controller.api.access import about, operator_routes, viewer_routes
 from edgesplit_controller.api.bodies import ProfileBody, SamplesBody
 from edgesplit_controller.api.reading import from_base64, parse_bindings, receive
+from edgesplit_controller.api.shapes import CostsShape, ModelLine, ModelShape, SamplesShape, answers, answers_with
 from edgesplit_controller.api.work import controller_of, heavily
 
 viewers = viewer_routes()
 operators = operator_routes()
+certified = operator_routes(certificate=True)
+UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "description": "The model file, ONNX or TFLite.",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+MODEL_FILE = answers_with("application/octet-stream", "A model's file.")
 
 
-@operators.post("/models")
+@certified.post("/models", responses=answers(ModelShape), openapi_extra=UPLOAD)
 async def push_model(
     request: Request, name: str, input: str = "", bind: Annotated[list[str] | None, Query()] = None
 ) -> dict[str, Any]:
     """The body is the model file."""
+    about(request, name)
     bindings = parse_bindings(bind or [])
     controller = controller_of(request)
     if not request.app.state.pushing.acquire(blocking=False):
@@ -37,31 +48,34 @@ async def push_model(
         request.app.state.pushing.release()
 
 
-@viewers.get("/models")
+@viewers.get("/models", responses=answers(list[ModelLine]))
 def models(request: Request) -> list[dict[str, Any]]:
     """Every model and version."""
     return controller_of(request).models()
 
 
-@viewers.get("/models/{reference}")
+@viewers.get("/models/{reference}", responses=answers(ModelShape))
 def model(request: Request, reference: str) -> dict[str, Any]:
     """One model: inputs, outputs, layers."""
     return controller_of(request).model(reference)
 
 
-@operators.get("/models/{reference}/file")
+@certified.get("/models/{reference}/file", responses=MODEL_FILE)
 def model_file(request: Request, reference: str) -> FileResponse:
     """The file as it was pushed."""
     return FileResponse(controller_of(request).file(reference, optimised=False), media_type="application/octet-stream")
 
 
-@operators.get("/models/{reference}/optimised")
+@certified.get(
+    "/models/{reference}/optimised",
+    responses=MODEL_FILE,
+)
 def optimised_file(request: Request, reference: str) -> FileResponse:
     """The file that is measured and cut."""
     return FileResponse(controller_of(request).file(reference, optimised=True), media_type="application/octet-stream")
 
 
-@operators.post("/models/{reference}/samples")
+@operators.post("/models/{reference}/samples", responses=answers(SamplesShape))
 async def add_samples(request: Request, reference: str, body: SamplesBody) -> dict[str, Any]:
     """Keep sample inputs with the model."""
     if any((sample.frame is None) == (sample.tensors is None) for sample in body.samples):
@@ -76,7 +90,7 @@ async def add_samples(request: Request, reference: str, body: SamplesBody) -> di
     return await heavily(request, controller_of(request).add_samples, reference, frames, tensors, labels)
 
 
-@operators.post("/models/{reference}/profile")
+@operators.post("/models/{reference}/profile", responses=answers(CostsShape))
 async def profile(request: Request, reference: str, body: ProfileBody | None = None) -> dict[str, Any]:
     """Measure per layer, and if asked for per codec, on this machine."""
     where = body.on if body else "local"
@@ -86,7 +100,7 @@ async def profile(request: Request, reference: str, body: ProfileBody | None = N
     return await heavily(request, controller_of(request).profile, reference, asked.codecs, asked.device)
 
 
-@operators.get("/models/{reference}/costs")
+@operators.get("/models/{reference}/costs", responses=answers(CostsShape))
 async def costs(
     request: Request,
     reference: str,

@@ -10,11 +10,13 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from edgesplit.errors import Busy
+from edgesplit_controller.callers import Caller
 from edgesplit_controller.controller import Controller
 
 WAITING_HEAVY = 16
@@ -38,7 +40,8 @@ class Heavy:
         future: Future[T] = Future()
         self._waiting += 1
         try:
-            self._queue.put((future, lambda: work(*arguments)))
+            context = copy_context()  # who asks for it
+            self._queue.put((future, lambda: context.run(work, *arguments)))
             return await asyncio.wrap_future(future)
         finally:
             self._waiting -= 1
@@ -60,9 +63,10 @@ class Heavy:
 
 
 def controller_of(request: Request) -> Controller:
-    """The controller that this application is of."""
+    """The controller that this application is of, for who calls: devices of other groups do not exist for them."""
     controller: Controller = request.app.state.controller
-    return controller
+    caller: Caller | None = getattr(request.state, "caller", None)
+    return controller if caller is None else controller.within(caller.groups)
 
 
 async def heavily(request: Request, work: Callable[..., T], *arguments: Any) -> T:

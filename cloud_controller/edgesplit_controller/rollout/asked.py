@@ -102,7 +102,8 @@ def parse_rollout_rate(text: str) -> Rate:
     if constant and float(constant[1]):
         return Rate(per_s=float(constant[1]) / UNITS[constant[2]])
     kind, _, rest = text.strip().partition(":")
-    words = dict(word.partition("=")[::2] for word in re.split(r"[,\s]+", rest) if word)
+    given = (word.partition("=") for word in re.split(r"[,\s]+", rest) if word)
+    words: dict[str, str] = {name: value for name, _, value in given}
     base, factor = words.get("base", ""), words.get("factor", "2")
     good = kind == "exponential" and set(words) <= {"base", "factor", "every"}
     good = good and re.fullmatch(r"\d{1,5}", base) is not None and int(base or 0) > 0

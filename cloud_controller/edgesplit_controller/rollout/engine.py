@@ -8,6 +8,7 @@ session with the broker states everything anew when it is back.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import Select, exists, func, select
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError, UsageError
@@ -102,8 +103,16 @@ class Rollouts:
         self._announce = announce
         self._evidences = evidences
         self._fits = fits
+        self._groups: frozenset[str] | None = None
         self.news = threading.Event()
         """Devices reported something: whoever steps looks soon."""
+
+    def within(self, groups: frozenset[str] | None) -> Rollouts:
+        """The same rollouts, for a caller for whom only devices of these groups exist (None: all do): those that
+        concern any other device do not exist either."""
+        narrowed = copy.copy(self)
+        narrowed._groups = groups
+        return narrowed
 
     def check(self, asked: Asked, devices: int) -> Terms:
         """The terms; UsageError where they cannot be, before anything was planned or signed for them."""
@@ -144,7 +153,7 @@ class Rollouts:
         """An operator's word, and what follows from it at once."""
         with self._database.write() as session:
             now = self._now()
-            row = _existing(session, number)
+            row = _existing(session, number, groups=self._groups)
             store.keep(session, row, command(store.rollout_of(row), verb, who), now)
             record(session, now, who, f"rollout.{verb}", str(number))
             session.flush()
@@ -175,18 +184,18 @@ class Rollouts:
     def shown(self, number: int) -> dict[str, Any]:
         """One rollout."""
         with self._database.read() as session:
-            return shown_rollout(session, _existing(session, number, writing=False), self._now())
+            return shown_rollout(session, _existing(session, number, writing=False, groups=self._groups), self._now())
 
     def shown_all(self, newest: int) -> list[dict[str, Any]]:
         """The newest rollouts, oldest first."""
         with self._database.read() as session:
-            rows = session.scalars(select(RolloutRow).order_by(RolloutRow.id.desc()).limit(newest)).all()
+            rows = session.scalars(_of(self._groups).order_by(RolloutRow.id.desc()).limit(newest)).all()
             return [shown_rollout(session, row, self._now()) for row in reversed(rows)]
 
     def shown_devices(self, number: int, *, states: Sequence[str], after: int, most: int) -> list[dict[str, Any]]:
         """Some of its devices."""
         with self._database.read() as session:
-            _existing(session, number, writing=False)
+            _existing(session, number, writing=False, groups=self._groups)
             return shown_devices(session, number, states=states, after=after, most=most)
 
     def follow(self) -> None:
@@ -337,9 +346,11 @@ def _take_in_new(session: Session, row: RolloutRow, fits: Fits, now: float) -> N
     if deployment is None or not row.following:
         return
     mine = select(RolloutDeviceRow.device).where(RolloutDeviceRow.rollout == row.id)
-    others = session.scalars(select(Device).where(Device.revoked.is_(None), Device.name.not_in(mine)))
+    others = select(Device).where(Device.revoked.is_(None), Device.name.not_in(mine))
+    if (groups := deployment.options.get("groups")) is not None:  # of whoever asked: `all` are all of theirs
+        others = others.where(Device.group.in_(groups))
     meant = [parse_selector(target) for target in deployment.targets]
-    new = [device for device in others if any(selector(described(device)) for selector in meant)]
+    new = [device for device in session.scalars(others) if any(selector(described(device)) for selector in meant)]
     if not new:
         return
     last = session.scalar(select(func.max(RolloutDeviceRow.position)).where(RolloutDeviceRow.rollout == row.id))
@@ -368,8 +379,21 @@ def _refuse_busy(busy: Mapping[int, int], model: str) -> None:
         )
 
 
-def _existing(session: Session, number: int, *, writing: bool = True) -> RolloutRow:
-    row = session.get(RolloutRow, number, with_for_update=writing)
+def _existing(
+    session: Session, number: int, *, writing: bool = True, groups: frozenset[str] | None = None
+) -> RolloutRow:
+    row = session.scalars(_of(groups).where(RolloutRow.id == number)).one_or_none()
     if row is None:
-        raise unknown("rollout", str(number), map(str, session.scalars(select(RolloutRow.id))))
-    return row
+        there = session.scalars(_of(groups).order_by(RolloutRow.id.desc()).limit(100))
+        raise unknown("rollout", str(number), (str(one.id) for one in there))
+    return session.get(RolloutRow, number, with_for_update=True) or row if writing else row
+
+
+def _of(groups: frozenset[str] | None) -> Select[RolloutRow]:
+    """Rollouts all of whose devices are of these groups; None: all rollouts."""
+    every: Select[RolloutRow] = select(RolloutRow)
+    if groups is None:
+        return every
+    others = select(Device.name).where(Device.group.not_in(groups))
+    foreign = exists().where(RolloutDeviceRow.rollout == RolloutRow.id, RolloutDeviceRow.device.in_(others))
+    return every.where(~foreign)

@@ -100,9 +100,10 @@ def tallies(session: Session, rollout: int) -> dict[int, Tally]:
     )
     states: dict[int, dict[MemberState, int]] = {}
     sums: dict[int, list[int]] = {}
-    for stage, state, count, *parts in found:
+    for row in found:
+        stage, state, count, *parts = tuple(row)
         states.setdefault(stage, {})[state] = count
-        sums[stage] = [old + int(new or 0) for old, new in zip(sums.get(stage, [0, 0, 0, 0]), parts, strict=True)]
+        sums[stage] = [old + int(new or 0) for old, new in zip(sums.get(stage, [0] * 4), parts, strict=True)]
     return {stage: Tally(states[stage], *sums[stage]) for stage in states}
 
 

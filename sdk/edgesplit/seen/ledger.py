@@ -1,12 +1,14 @@
 """What one process has counted, ready to be shown, or to be sent to another process and summed there.
 
-Counting takes one lock and a few dictionary look-ups. The number of series is bounded, whatever labels come: beyond
+Counting is noting: what came is added up when somebody asks, and else every `NOTED` times, all at once, which costs a
+request a fraction of what it would one by one. The number of series is bounded, whatever labels come: beyond
 `MOST_SERIES` of a family, further ones are counted together under `(other)`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -18,6 +20,8 @@ from edgesplit.seen.histogram import Histogram
 MOST_SERIES = 512
 """Of one family."""
 OTHER = "(other)"
+NOTED = 64
+"""Records that may wait to be added up."""
 Entry = tuple[Family, tuple[str, ...], float]
 """What to count: of which family, with which labels, and by how much (a histogram: the value observed)."""
 
@@ -42,6 +46,7 @@ class Ledger:
         self._counters: dict[tuple[str, tuple[str, ...]], float] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Histogram] = {}
         self._series_of: dict[str, int] = {}
+        self._noted: deque[Iterable[Entry]] = deque()
 
     def count(self, family: Family, *labels: str, by: float = 1.0) -> None:
         """One counter goes up."""
@@ -52,9 +57,16 @@ class Ledger:
         self.record(((family, labels, value),))
 
     def record(self, entries: Iterable[Entry]) -> None:
-        """All these at once: nobody sees some of them without the others."""
-        with self._lock:
-            for family, labels, value in entries:
+        """All these at once: nobody sees some of them without the others. They may be read later, by any thread."""
+        self._noted.append(entries)
+        if len(self._noted) >= NOTED:
+            with self._lock:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        """Everything noted so far. Holds the lock."""
+        while self._noted:
+            for family, labels, value in self._noted.popleft():
                 if family.kind == "histogram":
                     self._histogram(family, labels).observe(value)
                 else:
@@ -64,12 +76,14 @@ class Ledger:
     def histogram(self, family: Family, *labels: str) -> Histogram:
         """A copy of that histogram as it is now; an empty one where nothing was observed."""
         with self._lock:
+            self._add_up()
             found = self._histograms.get((family.name, labels))
             return Histogram(found.bounds, list(found.counts), found.total) if found else Histogram(family.bounds)
 
     def series(self) -> list[Series]:
         """Everything counted so far, at one moment."""
         with self._lock:
+            self._add_up()
             counters = [Series(name, labels, value) for (name, labels), value in self._counters.items()]
             histograms = [
                 Series(name, labels, one.total, tuple(one.counts)) for (name, labels), one in self._histograms.items()

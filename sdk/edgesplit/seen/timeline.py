@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 SERVER_TIMING = "server-timing"
 """The response header with a server's phases."""
@@ -24,8 +25,7 @@ SERVER_PHASES = (QUEUE, DECODE, LOAD, RUN, HOP, ENCODE)
 wait for the next tier."""
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """One stretch of a request."""
 
     name: str
@@ -47,7 +47,13 @@ class Timeline:
 
     def add(self, name: str, began: float, ended: float) -> None:
         """A phase is over. One that ended before it began took no time."""
-        self.phases.append(Phase(name, began, max(began, ended)))
+        self.phases.append(Phase(name, began, ended if ended > began else began))
+
+    def since(self, name: str, began: float) -> float:
+        """What began then was this phase, and it is over; the moment that it is now."""
+        now = perf_counter()
+        self.add(name, began, now)
+        return now
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -65,8 +71,8 @@ class Timeline:
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, in the order in which each first ended."""
         totals: dict[str, float] = {}
-        for one in tuple(self.phases):
-            totals[one.name] = totals.get(one.name, 0.0) + one.seconds
+        for name, began, ended in tuple(self.phases):
+            totals[name] = totals.get(name, 0.0) + (ended - began)
         return totals
 
 

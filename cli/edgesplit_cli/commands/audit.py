@@ -1,0 +1,97 @@
+"""`edgectl audit`: who did what, and whether the log of it is whole."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgesplit.errors import TrustError, UsageError
+from edgesplit_cli.api import Api
+from edgesplit_cli.show import can_write, console, json_option, plain, print_json, table
+from edgesplit_controller.audit import verified
+
+COLUMNS = ("line", "at", "who", "from", "what", "of", "outcome")
+
+
+@click.group()
+def audit() -> None:
+    """Who asked for what, and how it ended. Lines are only ever added, and each proves the ones before."""
+
+
+@audit.command()
+@click.option("--newest", type=click.IntRange(1, 10_000), default=50, show_default=True, help="So many lines.")
+@json_option
+@click.pass_obj
+def show(data: Path, newest: int, as_json: bool) -> None:
+    """The newest lines."""
+    lines = Api.of(data).get("/v1/audit", newest=newest)
+    if as_json:
+        print_json(lines)
+        return
+    console().print(table(COLUMNS, [_row(line) for line in plain(lines)]))
+
+
+@audit.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.option("--expect", default="", metavar="HASH", help="The hash of a line that was noted elsewhere before.")
+@json_option
+@click.pass_obj
+def verify(data: Path, file: Path | None, expect: str, as_json: bool) -> None:
+    """Is every line what was written? Of the controller's log, or of an export in FILE.
+
+    Note the hash that is printed where the controller's owner cannot write, and give it with --expect next time: then
+    a log that was written anew from the start is noticed too.
+    """
+    found = verified(_lines(file), expect) if file else Api.of(data).get("/v1/audit/verify", expect=expect or None)
+    if as_json:
+        print_json(found)
+    if found["problem"]:
+        raise TrustError(f"the audit log is not what was written: {found['problem']}")
+    if not as_json:
+        click.echo(f"{found['lines']} lines are as they were written; the last one's hash is {found['hash']}")
+
+
+@audit.command()
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file: one JSON object a line."
+)
+@click.pass_obj
+def export(data: Path, out: Path) -> None:
+    """Write the whole log to a file, for `edgectl audit verify FILE` and for other programs."""
+    can_write(out)
+    count = 0
+    with out.open("wb") as file:
+        for line in Api.of(data).lines("/v1/audit/export"):
+            file.write(line)
+            count += 1
+    click.echo(f"{count} lines in {out}")
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open("rb") as opened:
+        for number, raw in enumerate(opened, 1):
+            try:
+                line = json.loads(raw)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"{file}, line {number}: no JSON; `edgectl audit export` writes such files") from error
+            yield line if isinstance(line, dict) else {}
+
+
+def _row(line: dict[str, Any]) -> tuple[str, ...]:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(line["at"]))
+    status = line["detail"].get("status", "")
+    who = line["operator"] or line["detail"].get("certificate", "?")
+    return (
+        str(line["number"]),
+        at,
+        who,
+        line["address"],
+        line["what"],
+        line["subject"],
+        f"{line['outcome']} {status}".strip(),
+    )

@@ -1,0 +1,52 @@
+"""Opens an installation's gate: the owner's token and certificate in the data folder, the authority of operators.
+
+Operators' certificates are of an authority of their own (`keys/operators/`), which the API alone believes: no operator
+comes in at the broker or at an offload server, where every certificate of the devices' authority does.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from cryptography import x509
+
+from edgesplit.durable import write_durably
+from edgesplit_controller import bearer
+from edgesplit_controller.audit import Audit
+from edgesplit_controller.ca import Authority
+from edgesplit_controller.callers import OWNER
+from edgesplit_controller.database import Database
+from edgesplit_controller.gate import CERTIFICATE_PREFIX, Gate
+from edgesplit_controller.operators import Operators
+from edgesplit_controller.sessions import Sessions
+
+TOKEN_FILE = "operator.token"
+AUTHORITY = "edgesplit operators' authority"
+
+
+def open_gate(data: Path, database: Database, authority: Authority) -> tuple[Gate, Path]:
+    """The gate of the installation in this folder, and the authority (PEM file) by which operators are believed besides
+    `authority`, which the owner's certificate is of."""
+    own = Authority(data / "keys" / "operators", AUTHORITY)
+
+    def issue(csr_pem: bytes, name: str, expires: float | None) -> bytes:
+        return own.sign_operator(csr_pem, CERTIFICATE_PREFIX + name, expires)
+
+    operators = Operators(database, issue, now=time.time)
+    shown = x509.load_pem_x509_certificate(authority.issue_client(OWNER).certificate_file.read_bytes())
+    operators.adopt_owner(owner_token(data / TOKEN_FILE), shown.serial_number)
+    gate = Gate(operators, Sessions(database, operators, now=time.time), Audit(database, now=time.time))
+    return gate, own.certificate_file
+
+
+def owner_token(path: Path) -> str:
+    """The token in the file, made there if there is none."""
+    try:
+        token = path.read_text().strip()
+    except FileNotFoundError:
+        token = ""
+    if not token:
+        token = bearer.make("op")
+        write_durably(path, f"{token}\n".encode(), mode=0o600)
+    return token

@@ -1,0 +1,206 @@
+"""A controller's API in this process, called as a server would call it, with operators and two groups of devices.
+
+Only TLS and the socket are left out, which are uvicorn's: whose certificate a connection shows is said with each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+from edgesplit.identity import certificate_request, load_or_make_key
+from edgesplit_controller.api.access import COOKIE
+from edgesplit_controller.api.app import create_app
+from edgesplit_controller.api.work import Heavy
+from edgesplit_controller.audit import Audit
+from edgesplit_controller.bounds import RateLimit
+from edgesplit_controller.ca import Authority
+from edgesplit_controller.callers import OWNER, Caller, Role
+from edgesplit_controller.database import Database, Device, Table
+from edgesplit_controller.gate import Gate
+from edgesplit_controller.operators import Operators, OperatorWish
+from edgesplit_controller.peers import SCOPE, Peer
+from edgesplit_controller.repository import Repository
+from edgesplit_controller.rotation import Rotation
+from edgesplit_controller.sessions import Sessions
+from edgesplit_controller.settings import Settings
+from edgesplit_controller.up import _assemble
+
+HOST = "hub.test"
+OWNER_TOKEN = "the owner's"
+OWNER_SERIAL = 1
+ALL = Caller(OWNER, Role.ADMIN)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def json(self) -> Any:
+        """The body, decoded."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Person:
+    """An operator with what they hold."""
+
+    name: str
+    token: str
+    peer: Peer
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What edgectl sends for them."""
+        return {"authorization": f"Bearer {self.token}"}
+
+
+class Clock:
+    """Time, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World:
+    """One controller's API and who calls it."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *, clock: Clock | None = None, calls: int = 10**9) -> None:
+        self.clock = clock or Clock()
+        authority = Authority(folder / "keys")
+        repository = Repository(folder / "tuf")
+        (folder / "offload").mkdir()
+        (folder / "offload" / "root.json").write_bytes(repository.root_bytes)
+        self.controller, _, _ = _assemble(Settings(data=folder), authority, repository, Rotation(repository), stack)
+        self.database: Database = self.controller.database
+        self._authority = Authority(folder / "keys" / "operators")
+        self._key = load_or_make_key(folder / "person.key")
+        self._loop = asyncio.new_event_loop()
+        stack.callback(self._loop.close)
+        self.csr = certificate_request(self._key, "somebody").decode()
+        self.owner = Person(OWNER, OWNER_TOKEN, Peer(OWNER, OWNER_SERIAL))
+        self.fresh(calls=calls)
+
+    def fresh(self, *, calls: int = 10**9) -> World:
+        """Nobody but the owner, no device, nothing counted; the audit log begins here for `lines`."""
+        with self.database.write() as session:
+            for table in reversed(Table.metadata.sorted_tables):
+                if not table.name.startswith("audit"):
+                    session.execute(table.delete())
+        self.operators = Operators(
+            self.database,
+            lambda csr, name, _: self._authority.sign_operator(csr, f"operator:{name}", None),
+            now=self.clock,
+        )
+        self.operators.adopt_owner(OWNER_TOKEN, OWNER_SERIAL)
+        self.audit = Audit(self.database, now=self.clock)
+        self._before = self.audit.head()[0]
+        sessions = Sessions(self.database, self.operators, now=self.clock)
+        self.gate = Gate(self.operators, sessions, self.audit, calls=RateLimit(per_s=calls, burst=calls))
+        if not hasattr(self, "app"):
+            self.app = create_app(self.controller, self.gate, hosts=[HOST], model_bytes=2_000_000, heavy=Heavy())
+        self.app.state.gate = self.gate
+        return self
+
+    def person(self, name: str, role: str, *groups: str, expires_s: int = 3_600) -> Person:
+        """A new operator with a certificate."""
+        wish = OperatorWish(name, Role.parse(role), groups, expires_s)
+        return self.held(self.operators.add(wish, self.csr, ALL))
+
+    def held(self, given: Any) -> Person:
+        """What an operator holds after this."""
+        from cryptography import x509
+
+        serial = x509.load_pem_x509_certificate(given.certificate_pem.encode()).serial_number
+        return Person(given.operator, given.token, Peer(f"operator:{given.operator}", serial))
+
+    def device(self, name: str, group: str, **labels: str) -> None:
+        """An enrolled device."""
+        with self.database.write() as session:
+            session.add(
+                Device(
+                    name=name, device_class="raspberrypi4", group=group, labels=labels, link="wifi",
+                    certificate_serial=str(int.from_bytes(name.encode(), "big")), public_key_sha256="k",
+                    enrolled=self.clock(), revoked=None, statement=None, last_seen=None, birth=None, reported=None,
+                    telemetry=None,
+                )
+            )  # fmt: skip
+
+    def call(
+        self,
+        method: str,
+        path: str | bytes,
+        body: Any = None,
+        *,
+        by: Person | None = None,
+        headers: Mapping[str, str] | None = None,
+        more: tuple[tuple[bytes, bytes], ...] = (),
+        peer: Peer | None = None,
+        query: bytes = b"",
+        address: str = "127.0.0.1",
+        cookie: str = "",
+        host: str = HOST,
+    ) -> Answer:
+        """One request; `by` shows certificate and token, `cookie` is a session's secret."""
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        given = {"host": host, "content-type": "application/json", **(by.headers if by else {}), **(headers or {})}
+        if cookie:
+            given["cookie"] = f"{COOKIE}={cookie}"
+        path_bytes = path.encode() if isinstance(path, str) else path
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "https",
+            "path": path_bytes.decode("utf-8", "replace"), "raw_path": quote_from_bytes(path_bytes).encode(),
+            "query_string": query, "root_path": "", "server": ("h", 1), "client": (address, 1),
+            SCOPE: peer or (by.peer if by else None),
+            "headers": [*((name.encode(), value.encode("latin-1")) for name, value in given.items() if value), *more],
+        }  # fmt: skip
+        incoming = [{"type": "http.request", "body": raw, "more_body": False}]
+        sent: list[Any] = []
+        answered_all = asyncio.Event()
+
+        async def receive() -> Any:
+            if incoming:
+                return incoming.pop()
+            await answered_all.wait()  # who has sent everything waits for the answer, and then leaves
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                answered_all.set()
+
+        self._loop.run_until_complete(asyncio.wait_for(self.app(scope, receive, send), 60))
+        answered = [(name.decode(), value.decode("latin-1")) for name, value in sent[0]["headers"]]
+        set_cookies = [value.partition(";")[0].partition("=") for name, value in answered if name == "set-cookie"]
+        return Answer(
+            sent[0]["status"],
+            dict(answered),
+            b"".join(part.get("body", b"") for part in sent[1:]),
+            {name: value.strip('"') for name, _, value in set_cookies},
+        )
+
+    def log_in(self, by: Person) -> tuple[str, str]:
+        """A browser's session for them: its secret and its CSRF token."""
+        code = self.call("POST", "/v1/session/codes", by=by).json["code"]
+        answer = self.call("POST", "/v1/session", {"code": code})
+        assert answer.status == 200, answer.body
+        return answer.cookies[COOKIE], answer.json["csrf"]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The audit log, since `fresh`."""
+        return [line for line in self.audit.all() if line["number"] > self._before]

@@ -1,0 +1,118 @@
+"""A simulated fleet: the agents' and the controller's own decisions, in virtual time, and all that goes wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgesplit_cli.sim.faults import USUAL, parse_faults
+from edgesplit_cli.sim.fleet import Rates, SimulatedFleet
+from edgesplit_cli.sim.releases import Mood
+from edgesplit_cli.sim.storm import Storm
+from power_world import imaginary_disks
+
+SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
+DEVICES = int(os.environ.get("EDGESPLIT_SIM_DEVICES", "5"))
+DAYS = float(os.environ.get("EDGESPLIT_SIM_DAYS", "0.5"))
+"""`make soak` asks for 40 devices and 30 days."""
+DAILY = Rates(request_every_s=120, telemetry_every_s=600, stale_after_s=1_800)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with imaginary_disks() as made:
+        yield made
+
+
+def test_a_release_reaches_every_device(folder: Path) -> None:
+    """It is signed, told, fetched, verified, put on trial and committed, by the code that real devices run."""
+    with SimulatedFleet(folder, devices=12, seed=1) as fleet:
+        first = fleet.release(1)
+        fleet.deploy(first)
+
+        assert fleet.run(60, lambda: fleet.runs(first) == 12)
+        fleet.run(60)
+        assert all(one.standing.committed == {"sim": first.digest} for one in fleet.devices.values())
+        shown = {one.name: fleet.cloud.devices.state(one) for one in fleet.cloud.devices.all()}
+        assert set(shown.values()) == {"online"}
+        assert not fleet.witness.broken
+
+
+def test_a_release_that_fails_its_golden_inputs_is_never_answered_by(folder: Path) -> None:
+    """Where it fails, the old one runs on; where it does not, the new one runs."""
+    with SimulatedFleet(folder, devices=12, seed=2) as fleet:
+        first = fleet.release(1)
+        fleet.deploy(first)
+        fleet.run(60)
+        bad = fleet.release(2, Mood(golden=True), share=0.4)
+        fleet.deploy(bad)
+        fleet.run(120)
+
+        ill = {name for name in fleet.names if fleet.is_ill_with(name, bad.digest)}
+        assert 0 < len(ill) < 12
+        for name, device in fleet.devices.items():
+            assert device.running == {"sim": first.digest if name in ill else bad.digest}
+        assert not fleet.witness.broken
+
+
+def test_a_month_of_faults(folder: Path) -> None:
+    """Whatever goes wrong, by chance: no unsigned byte is loaded, no counter falls, what was healthy answers, and no
+    request is lost; when it is over every device comes to the newest release."""
+    print(f"EDGESPLIT_SEED={SEED} EDGESPLIT_SIM_DEVICES={DEVICES} EDGESPLIT_SIM_DAYS={DAYS:g}")
+    with SimulatedFleet(folder, devices=DEVICES, seed=SEED, rates=DAILY, health_s=600) as fleet:
+        storm = Storm(fleet, parse_faults(USUAL))
+        storm.begin()
+        fleet.run(DAYS * 86_400)
+        storm.end()
+
+        assert fleet.run(6 * 3_600, lambda: storm.settled), _late(fleet, storm)
+        fleet.run(60)
+        fleet.check()
+        print(dict(storm.counts), dict(fleet.witness.outcomes), fleet.witness.fingerprint)
+        assert not fleet.witness.broken
+        assert sum(storm.counts.values()) > DEVICES * DAYS
+        assert fleet.witness.outcomes.total() == fleet.witness.asked
+
+
+def test_a_run_depends_on_its_seed_alone(folder: Path) -> None:
+    """Every message and outcome comes at the same moment again, whatever the host does meanwhile."""
+    assert _fingerprint(folder / "a", 5) == _fingerprint(folder / "b", 5) != _fingerprint(folder / "c", 6)
+
+
+def test_a_statement_of_yesterday_is_noticed(folder: Path) -> None:
+    """A controller that says again what it said before a restored backup is caught by the witness, and obeyed by no
+    device."""
+    with SimulatedFleet(folder, devices=3, seed=4) as fleet:
+        fleet.deploy(fleet.release(1))
+        fleet.run(60)
+        fleet.cloud.backup(folder / "backup")
+        fleet.run(3_600)
+        second = fleet.release(2)
+        fleet.deploy(second)
+        fleet.run(60)
+        fleet.cloud.kill()
+        fleet.cloud.restore(folder / "backup", restate=False)
+        fleet.cloud.start()
+        fleet.run(60)
+
+        assert "before" in fleet.witness.broken[0]
+        assert fleet.runs(second) == 3
+
+
+def _fingerprint(folder: Path, seed: int) -> str:
+    with SimulatedFleet(folder, devices=2, seed=seed, rates=DAILY, health_s=600) as fleet:
+        storm = Storm(fleet, parse_faults(USUAL))
+        storm.begin()
+        fleet.run(0.25 * 86_400)
+        return fleet.witness.fingerprint
+
+
+def _late(fleet: SimulatedFleet, storm: Storm) -> str:
+    """Who does not run the newest release, and what it says of it."""
+    newest = storm.newest
+    assert newest is not None
+    late = [one for one in fleet.devices.values() if one.running.get(newest.model) != newest.digest]
+    return "; ".join(f"{one.name}: on {one.is_on}, connected {one.is_connected}, {one.states}" for one in late)

@@ -1,0 +1,195 @@
+"""The broker of simulations does what MQTT 5 promises, as far as edgesplit uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgesplit.errors import LinkError
+from edgesplit.testing.broker import LocalBroker, LocalSession, Way, matches
+from edgesplit.testing.hub import Hub
+
+CAM = "edgesplit/v1/cam"
+
+
+class World:
+    def __init__(self) -> None:
+        self.hub = Hub()
+        self.broker = LocalBroker(self.hub)
+        self.heard: dict[str, list[tuple[str, bytes]]] = {}
+
+    def client(self, name: str, *topics: str, **options: Any) -> LocalSession:
+        heard = self.heard.setdefault(name, [])
+        session = self.broker.session(
+            name, on_message=lambda topic, payload, _: heard.append((topic, payload)), **options
+        )
+        session.subscribe(topics)
+        session.start()
+        self.hub.run(0.5)
+        return session
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    yield World()
+
+
+def test_what_is_retained_is_repeated(world: World) -> None:
+    """Who subscribes later hears the newest, and nothing once it was cleared."""
+    controller = world.client("controller")
+    controller.publish(f"{CAM}/desired", b"1", retain=True)
+    controller.publish(f"{CAM}/desired", b"2", retain=True)
+    world.hub.run(1)
+    cam = world.client("cam", f"{CAM}/desired")
+    assert world.heard["cam"] == [(f"{CAM}/desired", b"2")]
+
+    cam.stop()
+    controller.publish(f"{CAM}/desired", b"", retain=True)
+    world.client("cam", f"{CAM}/desired")
+    assert len(world.heard["cam"]) == 1
+
+
+def test_a_device_speaks_and_hears_under_its_own_name_only(world: World) -> None:
+    """What it publishes elsewhere is passed to nobody, what others are told is not given to it."""
+    controller = world.client("controller", "edgesplit/v1/+/birth")
+    cam = world.client("cam", "edgesplit/v1/other/desired", "edgesplit/v1/chunk/+")
+    cam.publish("edgesplit/v1/other/birth", b"no")
+    cam.publish(f"{CAM}/birth", b"yes")
+    controller.publish("edgesplit/v1/other/desired", b"secret")
+    controller.publish("edgesplit/v1/chunk/aa", b"chunk")
+    world.hub.run(1)
+
+    assert world.heard["controller"] == [(f"{CAM}/birth", b"yes")]
+    assert world.heard["cam"] == [("edgesplit/v1/chunk/aa", b"chunk")]
+    assert world.broker.counts.refused == 1
+
+
+def test_the_last_will_is_said_for_who_vanishes_and_not_for_who_leaves(world: World) -> None:
+    """By the keepalive, and once."""
+    world.client("controller", "edgesplit/v1/+/birth")
+    for _ in range(2):
+        cam = world.client("cam", will=(f"{CAM}/birth", b"dead", True), keepalive_s=10)
+        cam.vanish()
+        world.hub.run(14)
+    assert world.heard["controller"] == [(f"{CAM}/birth", b"dead")]  # the second one found the first still listed
+    world.hub.run(5)
+    assert len(world.heard["controller"]) == 2
+
+    world.client("cam", will=(f"{CAM}/birth", b"dead", True)).stop()
+    world.hub.run(100)
+    assert len(world.heard["controller"]) == 2
+
+
+def test_a_name_has_one_connection(world: World) -> None:
+    """The second throws the first off, which then waits long before it comes back."""
+    first = world.client("cam")
+    second = world.client("cam")
+    assert second.connected and not first.connected
+    assert "copied" in first.problem
+
+    world.hub.run(10)
+    assert second.connected and not first.connected
+    assert world.hub.run(30, lambda: first.connected)
+    assert not second.connected
+
+
+def test_a_cut_way_is_found_out_by_both_sides(world: World) -> None:
+    """Nothing comes through; after the keepalive both know; once mended, the client is back with its subscriptions."""
+    controller = world.client("controller", "edgesplit/v1/+/birth")
+    cam = world.client("cam", f"{CAM}/desired", way=Way(), will=(f"{CAM}/birth", b"dead", True), keepalive_s=10)
+    cam.cut()
+    controller.publish(f"{CAM}/desired", b"lost")
+    world.hub.run(14)
+    assert cam.connected and not world.heard["controller"]
+    world.hub.run(2)
+    assert not cam.connected and world.heard["controller"] == [(f"{CAM}/birth", b"dead")]
+
+    world.hub.run(600)
+    cam.mend()
+    world.hub.run(31)
+    controller.publish(f"{CAM}/desired", b"back")
+    world.hub.run(1)
+    assert world.heard["cam"] == [(f"{CAM}/desired", b"back")]
+
+
+def test_a_slow_way_takes_its_time_and_keeps_the_order(world: World) -> None:
+    """A thousand bytes at a hundred a second are there after ten seconds, and what was sent after them later."""
+    controller = world.client("controller")
+    cam = world.client("cam", "edgesplit/v1/chunk/+", way=Way(delay_s=0.1, bytes_per_s=100))
+    assert cam.connected
+    world.hub.run(5)
+    for payload in (b"x" * 1_000, b"y"):
+        controller.publish("edgesplit/v1/chunk/aa", payload)
+    world.hub.run(9.9)
+    assert not world.heard["cam"]
+    world.hub.run(1)
+    assert [payload[:1] for _, payload in world.heard["cam"]] == [b"x", b"y"]
+
+
+def test_a_broker_that_goes_takes_every_connection_with_it(world: World) -> None:
+    """All come back by themselves, at different moments; what it forgot is not repeated."""
+    controller = world.client("controller")
+    controller.publish(f"{CAM}/desired", b"1", retain=True)
+    world.hub.run(1)
+    clients = [world.client(f"cam-{number}") for number in range(20)]
+    world.broker.stop(forget=True)
+    assert not any(one.connected for one in clients)
+    world.hub.run(5)
+    world.broker.start()
+    world.hub.run(31)
+    assert all(one.connected for one in clients)
+    assert world.broker.retained(f"{CAM}/desired") == b""
+
+
+def test_a_task_that_waits_hears_what_became_of_it(world: World) -> None:
+    """Acknowledged, refused, or lost with the connection."""
+    cam, outcomes = world.client("cam"), []
+
+    def publish(topic: str) -> None:
+        try:
+            outcomes.append(cam.publish(topic, b"1", qos=1, wait_s=5))
+        except LinkError as error:
+            outcomes.append(str(error))
+
+    def work() -> None:
+        publish(f"{CAM}/reported")
+        publish("edgesplit/v1/other/reported")
+        world.broker.stop()
+        publish(f"{CAM}/reported")
+
+    world.hub.spawn(work)
+    world.hub.run(60)
+    assert outcomes[0] is True
+    assert "Not authorized" in outcomes[1] and "not connected" in outcomes[2]
+
+
+def test_a_group_shares_what_it_subscribed_to(world: World) -> None:
+    """Each message of a shared subscription goes to one member, in turn."""
+    broker, hub = world.broker, world.hub
+    broker._controllers |= {"controller-1", "controller-2"}
+    for number in (1, 2):
+        world.client(f"controller-{number}", "$share/all/edgesplit/v1/+/telemetry")
+    cam = world.client("cam")
+    for _ in range(6):
+        cam.publish(f"{CAM}/telemetry", b"1")
+    hub.run(1)
+    assert [len(world.heard[f"controller-{number}"]) for number in (1, 2)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "topic", "holds"),
+    [
+        ("a/+/c", "a/b/c", True),
+        ("a/+/c", "a/b/d", False),
+        ("a/+", "a/b/c", False),
+        ("a/#", "a/b/c", True),
+        ("a/#", "a", True),
+        ("a/#", "b/c", False),
+        ("#", "a/b", True),
+    ],
+)
+def test_filters(topic_filter: str, topic: str, holds: bool) -> None:
+    """As MQTT has them."""
+    assert matches(topic_filter, topic) is holds

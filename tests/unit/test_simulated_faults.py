@@ -1,0 +1,67 @@
+"""A faults file is checked before anything begins, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit_cli.sim import spelling
+from edgesplit_cli.sim.faults import USUAL, parse_faults
+
+
+def _file(line: str) -> bytes:
+    return f"format: edgesplit.faults/1\nfaults:\n  - {line}\n".encode()
+
+
+def test_a_fault_in_numbers() -> None:
+    """Spans in seconds, shares as parts of one, rates per second."""
+    (fault,) = parse_faults(_file("{what: offline, devices: 20%, rate: 0.5/d, for: 5m-6h}"))
+
+    assert (fault.what, fault.share, fault.lasts_s) == ("offline", 0.2, (300.0, 21_600.0))
+    assert fault.per_s == pytest.approx(0.5 / 86_400)
+
+
+def test_the_usual_month_can_be_read() -> None:
+    """Every kind is in it."""
+    assert len({fault.what for fault in parse_faults(USUAL)}) == 15
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{what: offline}", "say once when"),
+        ("{what: offline, at: 1h, rate: 1/d}", "say once when"),
+        ("{what: meteor, at: 1h}", "meteor"),
+        ("{what: offline, at: soon}", "not a span"),
+        ("{what: offline, at: 1h, for: 2h-1h}", "begins with the longer"),
+        ("{what: offline, rate: 0/d}", "above 0"),
+        ("{what: offline, rate: often}", "not a rate"),
+        ("{what: offline, at: 1h, devices: 120%}", "not a share"),
+        ("{what: revoked, at: 1h, for: 1h}", "does not last"),
+        ("{what: offline, at: 1h, how: crash}", "only a release"),
+        ("{what: power cut, at: 1h, forget: true}", "only a broker"),
+        ("{what: power cut, at: 1h, by: 1h}", "have a `by`"),
+        ("{what: slow link, at: 1h, by: fast}", "not a rate"),
+        ("{what: offline, at: 1h, colour: red}", "colour"),
+    ],
+)
+def test_what_is_wrong_is_named(line: str, says: str) -> None:
+    """With the fault that it is in."""
+    with pytest.raises(UsageError, match=says):
+        parse_faults(_file(line))
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"format: edgesplit.faults/2\nfaults: []", b"\xff\xfe", b"a: [", b"- " * 9]
+)
+def test_what_is_no_faults_file(raw: bytes) -> None:
+    """It is refused, and nothing in it is run."""
+    with pytest.raises(UsageError, match=r"docs/simulation\.md"):
+        parse_faults(raw)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("10m", 600.0), ("1.5h", 5_400.0), ("30d", 2_592_000.0)])
+def test_spans(text: str, seconds: float) -> None:
+    """As they are written, and back."""
+    assert spelling.span_s(text) == seconds
+    assert spelling.span_s(spelling.span_text(seconds)) == seconds
