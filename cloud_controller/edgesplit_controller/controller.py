@@ -122,7 +122,12 @@ class Controller:
 
     def within(self, groups: frozenset[str] | None) -> Controller:
         """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
-        return replace(self, devices=self.devices.within(groups), rollouts=self.rollouts.within(groups))
+        return replace(
+            self,
+            devices=self.devices.within(groups),
+            rollouts=self.rollouts.within(groups),
+            replanner=self.replanner.within(groups),
+        )
 
     # ---- models -----------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     telemetry.viewers,
     replans.viewers,
     replans.operators,
+    replans.operators_of_all,
 )
 
 

@@ -7,6 +7,7 @@ where heavy work runs, one at a time, and `look` in one process of an installati
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,11 @@ from sqlalchemy import select
 
 from edgesplit.errors import EdgeError, InfeasibleLimits, UsageError
 from edgesplit.plan import Plan
+from edgesplit_controller.callers import who_asks
 from edgesplit_controller.database import Database, Desired, Device, Model, Release
 from edgesplit_controller.gateways import Gateways, through_by_class
 from edgesplit_controller.planning import Planning, Through, Wish
-from edgesplit_controller.refusals import Conflict
+from edgesplit_controller.refusals import Conflict, NotAllowed, unknown
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.replan import finding as findings
@@ -72,8 +74,16 @@ class Replanner:
         self._roll_out = roll_out
         self._now = now
         self._history = History(database)
+        self._groups: frozenset[str] | None = None
         self.policies = Policies(database)
         self.proposals = Proposals(database)
+
+    def within(self, groups: frozenset[str] | None) -> Replanner:
+        """The same, for a caller for whom only devices of these groups exist; None: all do. Plans and proposals exist
+        for whoever all their devices exist for."""
+        narrowed = copy.copy(self)
+        narrowed._groups = groups
+        return narrowed
 
     # ---- what operators ask ------------------------------------------------------------------------------------
 
@@ -86,22 +96,26 @@ class Replanner:
 
     def shown_proposals(self, *, open_only: bool = False) -> list[dict[str, Any]]:
         """The newest proposals, oldest first."""
-        return [kept.shown(row) for row in self.proposals.all(open_only=open_only)]
+        there = self._names()
+        rows = self.proposals.all(open_only=open_only)
+        return [kept.shown(row) for row in rows if there is None or there.issuperset(row.devices)]
 
-    def accept(self, number: int, who: str = "operator") -> dict[str, Any]:
+    def accept(self, number: int) -> dict[str, Any]:
         """Heavy. Cut, sign and roll out what was proposed, planned with what was measured then."""
-        row = self.proposals.get(number)
+        row = self._proposal(number)
         if row.state != kept.OPEN:
             raise Conflict(f"proposal {number} is {row.state} already")
         unit = next((one for one in self.units() if _is_of(row, one)), None)
         if unit is None:
             raise Conflict(f"proposal {number} is for devices that run another release by now")
-        return self._apply(unit, row.id, msgspec.convert(row.measured, Measured), who)
+        return self._apply(unit, row.id, msgspec.convert(row.measured, Measured), who_asks())
 
     def set_policy(self, model: str, groups: Sequence[str], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Change the policy of a model (empty: of all), for some groups or for all devices."""
+        if self._groups is not None and not (groups and self._groups.issuperset(groups)):
+            raise NotAllowed(f"name groups of yours: {', '.join(sorted(self._groups))}")
         name = self._registry.get(model).name if model else ""
-        return self.policies.set(name, groups, changes, self._now())
+        return self.policies.set(name, groups, changes, self._now(), who_asks())
 
     def shown_policies(self) -> list[dict[str, Any]]:
         """Every policy that was set, and the one that counts elsewhere."""
@@ -109,9 +123,24 @@ class Replanner:
         usual = [] if ("", "") in found else [shown_policy(("", ""), Policy())]
         return [*usual, *(shown_policy(key, policy) for key, policy in found.items())]
 
-    def dismiss(self, number: int, who: str = "operator") -> dict[str, Any]:
+    def dismiss(self, number: int) -> dict[str, Any]:
         """Leave the table as it is, and do not ask again for a while."""
-        return kept.shown(self.proposals.decide(number, kept.DISMISSED, who, self._now()))
+        row = self._proposal(number)
+        return kept.shown(self.proposals.decide(row.id, kept.DISMISSED, who_asks(), self._now()))
+
+    def _proposal(self, number: int) -> ProposalRow:
+        """That one; NotFound for one of devices that do not exist for the caller."""
+        row, there = self.proposals.get(number), self._names()
+        if there is not None and not there.issuperset(row.devices):
+            raise unknown("proposal", str(number), ())
+        return row
+
+    def _names(self) -> frozenset[str] | None:
+        """Of the devices that exist for the caller; None: all."""
+        if self._groups is None:
+            return None
+        with self._database.read() as session:
+            return frozenset(session.scalars(select(Device.name).where(Device.group.in_(self._groups))))
 
     # ---- what the controller does ------------------------------------------------------------------------------
 
@@ -183,7 +212,10 @@ class Replanner:
             Unit(models[release], release, device_class, policy, tuple(devices))
             for (release, device_class, policy), devices in grouped.items()
         ]
-        return [unit for unit in found if self._is_planned(unit)]
+        return [unit for unit in found if self._is_planned(unit) and self._sees(unit)]
+
+    def _sees(self, unit: Unit) -> bool:
+        return self._groups is None or all(device.group in self._groups for device in unit.devices)
 
     def _is_planned(self, unit: Unit) -> bool:
         plan = self._plan(unit)
