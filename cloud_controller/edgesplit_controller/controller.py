@@ -161,6 +161,10 @@ class Controller:
         """Heavy. Measure a model on this machine; with `codecs`, what each does to the answers for its samples too."""
         return self.planning.profile(self.registry.get(reference), device_class=device_class, codecs=codecs)
 
+    def profile_at_work(self, reference: str, device: str) -> dict[str, Any]:
+        """Heavy, if the model was not measured here yet. What a device measured of a model that it runs, as costs."""
+        return self.replanner.measured_on(reference, self.devices.get(device))
+
     def costs(
         self, reference: str, device_class: str, lossy: bool = False, tiers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:

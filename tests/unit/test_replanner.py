@@ -31,6 +31,7 @@ from edgesplit_controller.replan.policy import Policy, changed, effective
 from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.replan_tables import PolicyRow, ProposalRow
 from edgesplit_controller.rollout.engine import Made, Wanted
+from edgesplit_partitioner import load_costs
 from unit.test_recut_releasing import CLASS, Maker
 
 NAMES = ("one", "two", "three")
@@ -328,6 +329,24 @@ def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> No
     world.replanner.accept(world.open()[0]["id"])
     plan = world.maker.releasing.manifest(world.rolled_out[0].release).plans[CLASS]
     assert plan.earliest_cut and len(plan.rows) > 1 and all(row.device for row in plan.rows)
+
+
+def test_what_one_device_measured_is_a_costs_file(world: World) -> None:
+    """Its seconds, as they were at work, by whom and over how many requests; and why there is none."""
+    with pytest.raises(UsageError, match="has not told yet"):
+        world.replanner.measured_on("small", world.devices[0])
+    world.tell(40.0, names=("one",))
+    found = world.replanner.measured_on("small", world.devices[0])
+    costs = load_costs(found)
+    planned = world.maker.releasing.manifest(world.first).plans[CLASS].slice_s
+    assert sum(layer.seconds["device"] for layer in costs.layers) == pytest.approx(40 * sum(planned.values()))
+    assert costs.basis["device"] == f"measured: at work, on 1 of {CLASS}"
+    assert (found["where"], found["measured"]) == ("one", "measured") and found["requests"] == 90
+    assert sum(one["predicted_s"] for one in found["slices"]) == pytest.approx(sum(planned.values()))
+    with world.database.write() as session:
+        session.execute(delete(Desired).where(Desired.device == "two"))
+    with pytest.raises(UsageError, match="is not to run small@1"):
+        world.replanner.measured_on("small", next(one for one in world.devices if one.name == "two"))
 
 
 def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: World) -> None:

@@ -38,10 +38,12 @@ from edgesplit_controller.replan.verdict import LEAST_MOMENTS, Doubt, judge, lac
 from edgesplit_controller.replan_tables import ProposalRow
 from edgesplit_controller.rollout.asked import Asked
 from edgesplit_controller.rollout.engine import Made, Wanted
-from edgesplit_partitioner.measured_costs import Measured
+from edgesplit_partitioner.measured_costs import Measured, as_measured
 
 MOST_DEVICES = 48
 """Of a unit, drawn anew each time, that are asked what they measured."""
+MEASURED_S = 86_400.0
+"""What one device measured longer ago is not asked for."""
 DISMISSED_FOR = 4.0
 """After a proposal was dismissed none is made for the same devices for so many times the cool-down."""
 
@@ -93,6 +95,34 @@ class Replanner:
         wanted = self._registry.get(reference).ref if reference else ""
         units = [unit for unit in self.units() if wanted in ("", unit.model.ref)]
         return [findings.shown(self.examine(unit), self._layers(unit)) for unit in units]
+
+    def measured_on(self, reference: str, device: Device) -> dict[str, Any]:
+        """Heavy. A costs file of a model, the device's seconds as this one measured them at work in the last day, and
+        the server's as it met them; UsageError where it told too little."""
+        model = self._registry.get(reference)
+        unit = next((one for one in self.within(None).units(forced=True) if _is_run_by(one, model, device)), None)
+        plan = self._plan(unit) if unit is not None else None
+        if unit is None or plan is None:
+            raise UsageError(
+                f"{device.name} is not to run {model.ref}: `edgectl deploy {model.name} --to {device.name}`"
+            )
+        told = self._history.of(device.name, self._now() - MEASURED_S)
+        heard, layers = voice(device.name, told, model.name, unit.release, plan), self._layers(unit)
+        if heard is None or not heard.slice_s:
+            raise UsageError(
+                f"{device.name} has not told yet what {model.ref} takes there: it does so once each slice has run five"
+                " times for requests"
+            )
+        seen = believed([heard], plan, layers)
+        costs = as_measured(self._planning.costs(model, device.device_class), seen)
+        slices = [
+            {"layers": group.layers, "seconds": group.seconds, "predicted_s": plan.slice_s.get(name)}
+            for group in seen.device
+            for name in layers
+            if layers[name] == group.layers
+        ]
+        told_of = {"where": device.name, "requests": heard.requests, "link": msgspec.to_builtins(seen.link)}
+        return {**msgspec.to_builtins(costs), **told_of, "slices": slices, "measured": seen.basis}
 
     def shown_proposals(self, *, open_only: bool = False) -> list[dict[str, Any]]:
         """The newest proposals, oldest first."""
@@ -198,8 +228,9 @@ class Replanner:
 
     # ---- what is found ------------------------------------------------------------------------------------------
 
-    def units(self) -> list[Unit]:
-        """Every release that devices shall run, by class and policy; forced cuts are the operator's and stay."""
+    def units(self, *, forced: bool = False) -> list[Unit]:
+        """Every release that devices shall run, by class and policy; forced cuts are the operator's, and left out
+        unless they are asked for."""
         policies = self.policies.all()
         grouped: dict[tuple[str, str, Policy], list[Device]] = {}
         with self._database.read() as session:
@@ -212,7 +243,7 @@ class Replanner:
             Unit(models[release], release, device_class, policy, tuple(devices))
             for (release, device_class, policy), devices in grouped.items()
         ]
-        return [unit for unit in found if self._is_planned(unit) and self._sees(unit)]
+        return [unit for unit in found if (forced or self._is_planned(unit)) and self._sees(unit)]
 
     def _sees(self, unit: Unit) -> bool:
         return self._groups is None or all(device.group in self._groups for device in unit.devices)
@@ -273,6 +304,10 @@ def quiet_s(state: str, doubt: Doubt) -> float:
     """How long nothing is proposed after a proposal for the same devices ended so."""
     quiet = {kept.DISMISSED: DISMISSED_FOR, kept.FAILED: DISMISSED_FOR, kept.APPLIED: 1.0}
     return quiet.get(state, 0.0) * doubt.cool_down_s
+
+
+def _is_run_by(unit: Unit, model: Model, device: Device) -> bool:
+    return unit.model.ref == model.ref and any(one.name == device.name for one in unit.devices)
 
 
 def _is_of(row: ProposalRow, unit: Unit) -> bool:
