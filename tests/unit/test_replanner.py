@@ -291,7 +291,7 @@ def test_a_forced_cut_is_the_operators(shelf: Shelf) -> None:
     world = World(shelf, partition="device")
     world.tell(40.0)
     world.replanner.look()
-    assert not world.replanner.units() and not world.open()
+    assert not world.replanner.looking.units() and not world.open()
 
 
 def test_what_a_newer_release_leaves_behind_is_superseded(world: World) -> None:
