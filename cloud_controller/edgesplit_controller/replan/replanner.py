@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import select
 
-from edgesplit.errors import EdgeError, UsageError
+from edgesplit.errors import EdgeError, InfeasibleLimits, ModelRefused, UsageError
 from edgesplit_controller.callers import who_asks
 from edgesplit_controller.database import Database, Device, Model
 from edgesplit_controller.gateways import Gateways
@@ -222,15 +222,11 @@ class Replanner:
         """Another table goes out; what the planner's key may not sign fails for good, and says so."""
         wish, of_class = self.looking.wish(unit), unit.device_class
         try:
+            through = self.looking.through(unit)
             digest, _ = self._releasing.prepare(
-                unit.model,
-                links,
-                wish,
-                recut=True,
-                through=self.looking.through(unit),
-                measured={unit.device_class: seen},
+                unit.model, {of_class: seen.planned_link}, wish, recut=True, through=through, measured={of_class: seen}
             )
-        except EdgeError as error:
+        except (UsageError, InfeasibleLimits, ModelRefused) as error:
             self.proposals.decide(number, kept.FAILED, who, self._now(), why=str(error))
             raise
         if digest != unit.release:
