@@ -145,7 +145,11 @@ class Replanner:
 
     def shown_policies(self) -> list[dict[str, Any]]:
         """Every policy that was set, and the one that counts elsewhere."""
-        found = self.policies.all()
+        found = {
+            key: policy
+            for key, policy in self.policies.all().items()
+            if self._groups is None or key[1] in self._groups or not key[1]
+        }
         usual = [] if ("", "") in found else [shown_policy(("", ""), Policy())]
         return [*usual, *(shown_policy(key, policy) for key, policy in found.items())]
 
