@@ -85,6 +85,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     pages.everybody,
     replans.viewers,
     replans.operators,
+    replans.operators_of_all,
 )
 
 
