@@ -322,12 +322,13 @@ class Delivery:
     def _take_in(self) -> None:
         while (batch := self._said.take(500)) is not None:
             said = [(device, message) for device, message, _ in batch]
-            while not self._is_kept(said) and not self._ends_within(RESTATE_S):
+            while not self._is_kept(said) and self._paused():
                 pass
 
-    def _ends_within(self, seconds: float) -> bool:
+    def _paused(self) -> bool:
+        """After a moment; False at the end."""
         with self._ending:
-            return bool(self._ending.wait_for(lambda: self._closed, seconds))
+            return not self._ending.wait_for(lambda: self._closed, RESTATE_S)
 
     def _is_kept(self, said: list[tuple[str, messages.Message]]) -> bool:
         """False while the database is away: what comes meanwhile waits, as far as there is room."""
@@ -434,8 +435,7 @@ class Delivery:
                 log.exception("could not state what devices shall run")
 
     def _state_again(self, forgotten: Collection[str], told: Collection[str] | None) -> None:
-        with self._ending:
-            self._ending.wait_for(lambda: self._closed, RESTATE_S)
+        self._paused()
         with self._stating:
             self._to_forget.update(forgotten)
             both = told is not None and self._to_state is not None

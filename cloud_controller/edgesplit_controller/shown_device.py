@@ -51,6 +51,7 @@ def shown_device(device: Device, state: State, page: Page, now: float) -> Shown:
         "agent_version": birth.get("version"),
         "local_url": birth.get("local_url"),
         "counter": device.counter,
+        "restored": device.restored,
         "acted_upon": reported.get("counter"),
         "desired": [{"model": row.model, "release": row.release, "deployment": row.deployment} for row in desired],
         "models": [_model(one, facts["reported"]) for one in said],

@@ -27,6 +27,7 @@ from msgspec import Meta
 from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.measured import Amount, BoardSeen, Count, Moment, Queue, ReleaseHealth, StoreSeen
+from edgesplit.settled import settle
 
 ROOT = "edgesplit/v1"
 Place = Annotated[int, Meta(ge=0, lt=64)]
@@ -326,3 +327,6 @@ def decode(raw: bytes, kind: type[T], most_bytes: int = LIMITS.message_bytes) ->
         return msgspec.msgpack.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise MalformedMessage(f"{getattr(kind, '__name__', kind)}: {error}") from error
+
+
+settle(__name__)

@@ -8,8 +8,8 @@ from fastapi import Query, Request, Response
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.api.access import about, caller_of, operator_routes, viewer_routes
-from edgesplit_controller.api.bodies import ClaimBody, LeadBody
-from edgesplit_controller.api.shapes import ClaimShape, DeviceShape, DeviceState, Led, answers
+from edgesplit_controller.api.bodies import ClaimBody, DescribeBody, LeadBody
+from edgesplit_controller.api.shapes import ClaimShape, Described, DeviceShape, DeviceState, Led, answers
 from edgesplit_controller.api.work import controller_of
 from edgesplit_controller.devices import ClaimWish
 from edgesplit_controller.listing import MOST, Asked
@@ -80,6 +80,13 @@ def labels_of(words: list[str]) -> dict[str, str]:
 def device(request: Request, name: str) -> dict[str, Any]:
     """One device."""
     return controller_of(request).device(name)
+
+
+@operators.patch("/devices/{name}", responses=answers(Described))
+def describe(request: Request, name: str, body: DescribeBody) -> dict[str, Any]:
+    """Another group, other labels."""
+    about(request, name, body.group or "")
+    return controller_of(request).describe(name, body.group, body.labels)
 
 
 @operators.delete("/devices/{name}", responses=answers(DeviceState))
