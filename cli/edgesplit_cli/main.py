@@ -86,9 +86,9 @@ for command in (
     infer.infer,
     offload.offload,
     export.export,
-    fleet.fleet,
     backups.backup,
     backups.restore,
+    fleet.fleet,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

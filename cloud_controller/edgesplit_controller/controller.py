@@ -132,7 +132,12 @@ class Controller:
 
     def within(self, groups: frozenset[str] | None) -> Controller:
         """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
-        return replace(self, devices=self.devices.within(groups), rollouts=self.rollouts.within(groups))
+        return replace(
+            self,
+            devices=self.devices.within(groups),
+            rollouts=self.rollouts.within(groups),
+            replanner=self.replanner.within(groups),
+        )
 
     # ---- models -----------------------------------------------------------------------------------------------
 
@@ -165,6 +170,10 @@ class Controller:
     def profile(self, reference: str, codecs: bool = False, device_class: str = OWN_CLASS) -> dict[str, Any]:
         """Heavy. Measure a model on this machine; with `codecs`, what each does to the answers for its samples too."""
         return self.planning.profile(self.registry.get(reference), device_class=device_class, codecs=codecs)
+
+    def profile_at_work(self, reference: str, device: str) -> dict[str, Any]:
+        """Heavy, if the model was not measured here yet. What a device measured of a model that it runs, as costs."""
+        return self.replanner.measured_on(reference, self.devices.get(device))
 
     def costs(
         self, reference: str, device_class: str, lossy: bool = False, tiers: Mapping[str, str] | None = None

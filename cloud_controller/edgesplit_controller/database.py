@@ -7,6 +7,7 @@ when it commits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -153,6 +154,8 @@ class Device(Table):
     birth: Mapped[Json | None]
     reported: Mapped[Json | None]
     telemetry: Mapped[Json | None]
+    changed: Mapped[float] = mapped_column(default=time.time, onupdate=time.time, server_default="0", index=True)
+    """When the row was last written, by the clock of whoever wrote it: what pages that are open go by."""
 
 
 class CertificateRow(Table):

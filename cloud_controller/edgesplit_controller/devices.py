@@ -92,7 +92,7 @@ class Devices:
 
     def __init__(self, database: Database, *, stale_after_s: float, now: Callable[[], float]) -> None:
         self._database = database
-        self._stale_after_s = stale_after_s
+        self.stale_after_s = stale_after_s
         self._now = now
         self._untrimmed: Counter[str] = Counter()
         self._acknowledged: dict[str, float] = {}
@@ -310,7 +310,7 @@ class Devices:
 
     def state(self, device: Device) -> State:
         """Whether it lives, as far as can be known now."""
-        return state_of(device, self._now(), self._stale_after_s)
+        return state_of(device, self._now(), self.stale_after_s)
 
     def open_claims(self) -> Sequence[ClaimRow]:
         """Claims that can still be used."""

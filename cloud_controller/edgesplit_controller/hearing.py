@@ -166,6 +166,8 @@ class _Batch:
         if verdict != "new":
             return verdict
         device.reported, row.reported_at = msgspec.to_builtins(report), self._now
+        if device.restored is not None:
+            self._compare_with_backup(device, report.counter)
         self._note(device.name, "report", causes.of_report(report))
         self._runs(device.name, report)
         return verdict
@@ -187,6 +189,14 @@ class _Batch:
             row.release, row.wanted, row.state = one.release[:64], one.wanted[:64], one.state
             row.detail = one.detail[: causes.LONGEST]
             row.cause = causes.cause(one.detail or report.safe_mode) if failed else ""
+
+    def _compare_with_backup(self, device: Device, counter: int) -> None:
+        """A restored row is as good as any other once its device knows nothing newer."""
+        if counter <= device.counter:
+            device.restored = None
+            return
+        device.counter = counter
+        record(self._session, self._now, device.name, "device.ahead", device.name, counter=counter)
 
     def _telemetry(self, device: Device, message: Telemetry, taken: Taken) -> str:
         row = self._row(device)

@@ -48,6 +48,7 @@ def shown_device(device: Device, state: State, page: Page, now: float) -> Shown:
         "last_seen": device.last_seen,
         "session": device.session,
         "emulated": bool(birth.get("emulated")),
+        "simulated": bool(birth.get("simulated")),
         "agent_version": birth.get("version"),
         "local_url": birth.get("local_url"),
         "counter": device.counter,

@@ -174,7 +174,7 @@ def _start(
     stack.callback(place.lease.release)
     authority = Authority(data / "keys")
     names = settings.certificate_hosts
-    api_credentials = authority.issue_server(place.file_name(API), names)
+    api_credentials = authority.issue_server(place.file_name(API), names, to_browsers=True)
     write_durably(data / "ca.pem", authority.ca_pem.encode())
     repository = Repository(data / "tuf")
     rotation = Rotation(repository)
@@ -484,6 +484,7 @@ def _api(
 
     def end() -> None:
         server.should_exit = True
+        app.state.hub.stop_soon()  # pages that are open would hold the server
         thread.join(10)
 
     stack.callback(end)

@@ -116,6 +116,11 @@ def open_routes(*, audited: bool = True) -> APIRouter:
     return _routes(Needs(None, Door.OPEN, audited=audited))
 
 
+def page_routes() -> APIRouter:
+    """The dashboard's own files, below `/` itself: for everybody."""
+    return _routes(Needs(None, Door.OPEN, audited=False), prefix="")
+
+
 def caller_of(request: Request) -> Caller:
     """Who calls; only on routes that let in operators."""
     caller: Caller = request.state.caller
@@ -142,9 +147,9 @@ def presented_by(request: Request) -> Presented:
     )
 
 
-def _routes(needs: Needs) -> APIRouter:
+def _routes(needs: Needs, prefix: str = "/v1") -> APIRouter:
     guarded = type("GuardedRoute", (GuardedRoute,), {"needs": needs})
-    return APIRouter(prefix="/v1", route_class=guarded, generate_unique_id_function=lambda route: route.name)
+    return APIRouter(prefix=prefix, route_class=guarded, generate_unique_id_function=lambda route: route.name)
 
 
 def _door(certificate: bool) -> Door:

@@ -238,6 +238,21 @@ class DeviceShape(Shape):
     local_url: str | None
 
 
+class Described(Shape):
+    """What a device is found by from now on."""
+
+    device: str
+    group: str
+    labels: dict[str, str]
+
+
+class ProfileShape(Shape):
+    """A device profile: what a kind of device can do, and where each figure comes from."""
+
+    name: str
+    description: str
+
+
 class FleetShape(Shape):
     """How many devices are how."""
 
@@ -270,21 +285,6 @@ class BundleShape(Shape):
     why: str
     total: int
     received: int
-
-
-class Described(Shape):
-    """What a device is found by from now on."""
-
-    device: str
-    group: str
-    labels: dict[str, str]
-
-
-class ProfileShape(Shape):
-    """A device profile: what a kind of device can do, and where each figure comes from."""
-
-    name: str
-    description: str
 
 
 class DeviceState(Shape):
