@@ -138,7 +138,7 @@ class World:
                         rtt_s=link.rtt_s, remote_ok=True, models=(window,),
                     )  # fmt: skip
                     row_ = TelemetryRow(
-                        device=name, at=self.now, stored=self.now, session=told.session, sequence=told.sequence,
+                        device=name, at=self.now, stored=self.now, session=1, sequence=int(self.now),
                         content=msgspec.to_builtins(told),
                     )  # fmt: skip
                     session.add(row_)
