@@ -137,7 +137,10 @@ class World:
                         session=1, sequence=1, emulated=emulated, up_bytes_per_s=link.up_bytes_per_s,
                         rtt_s=link.rtt_s, remote_ok=True, models=(window,),
                     )  # fmt: skip
-                    row_ = TelemetryRow(device=name, at=self.now, content=msgspec.to_builtins(told))
+                    row_ = TelemetryRow(
+                        device=name, at=self.now, stored=self.now, session=1, sequence=int(self.now),
+                        content=msgspec.to_builtins(told),
+                    )  # fmt: skip
                     session.add(row_)
 
     def open(self) -> list[dict[str, Any]]:
