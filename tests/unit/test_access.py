@@ -21,6 +21,9 @@ from edgesplit_controller.rollout.asked import PLAIN, terms_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 OPEN = {
+    ("GET", "/"),
+    ("GET", "/favicon.svg"),
+    ("GET", "/assets/{name}"),
     ("GET", "/v1/health"),
     ("POST", "/v1/enrol"),
     ("POST", "/v1/renew"),
