@@ -114,6 +114,12 @@ class ActiveRelease:
         """The slices that decode what an application gives."""
         return frozenset(one.name for one in self.manifest.slices if one.format == "input")
 
+    @cached_property
+    def only_row(self) -> Row | None:
+        """The row that answers every request, where the plan has but one, and it is the device's alone."""
+        rows = self.plan.rows
+        return rows[0] if len(rows) == 1 and rows[0].is_local else None
+
     def order(self, names: Collection[str]) -> list[str]:
         """These slices, in an order in which they can run."""
         wanted = set(names)

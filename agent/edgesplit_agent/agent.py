@@ -252,6 +252,7 @@ class Agent:
 
     def status(self) -> dict[str, Any]:
         """What people and tools may know; `edgesplit-agent status` shows it."""
+        self._engine.catch_up()
         want, have = self._updater.snapshot
         now = self._engine.conditions
         uplink = self._uplink
@@ -286,6 +287,7 @@ class Agent:
 
     def metrics(self) -> Response:
         """The page that Prometheus reads."""
+        self._engine.catch_up()
         connected = bool(self._uplink and self._uplink.connected)
         info = gauge(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
         powered = power(self._power.stance.mode, self._power.readings)
@@ -361,6 +363,7 @@ class Agent:
         worth = (now.remote_ok, tuple((model, self._engine.row_of(model)) for model in sorted(self._engine.serving)))
         if not take:
             return None, worth
+        self._engine.catch_up()
         windows = self._windows.take(self._engine.serving, now)
         return telemetry(session, sequence, self._settings.emulate, now, windows, self._power.seen()), worth
 

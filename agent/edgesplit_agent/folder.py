@@ -26,6 +26,7 @@ import msgspec
 
 from edgesplit.durable import make_folders, sweep_parts, write_durably
 from edgesplit.errors import UsageError
+from edgesplit.settled import settle
 from edgesplit_agent.activation import Current
 
 log = logging.getLogger(__name__)
@@ -179,3 +180,6 @@ class DataFolder:
             except OSError as stuck:
                 log.warning("%s cannot be moved: %s", path, stuck.strerror)
             return None
+
+
+settle(__name__)

@@ -28,6 +28,7 @@ from edgesplit.identity import Credentials, certificate_request, load_or_make_ke
 from edgesplit.limits import LIMITS
 from edgesplit.links import host_and_port
 from edgesplit.revocation import authority_key, revoked_in
+from edgesplit.settled import settle
 from edgesplit_agent.enrolment import credentials, post
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.renewal import due_in_s
@@ -241,3 +242,6 @@ def _certificate_of(answer: bytes) -> bytes:
         return msgspec.json.decode(answer, type=_Given).certificate_pem.encode()
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"a gateway's certificate: {error}") from error
+
+
+settle(__name__)

@@ -55,6 +55,10 @@ class Api:
         """POST of JSON; the decoded JSON."""
         return self._json("POST", path, query, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
 
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        """PATCH of JSON; the decoded JSON."""
+        return self._json("PATCH", path, {}, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
     def lines(self, path: str) -> Iterator[bytes]:
         """GET; the answer line by line, as it comes."""
         with self._answered("GET", path, {}, None, {}) as response:

@@ -16,6 +16,7 @@ from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
     audit,
+    backups,
     calibrate,
     check,
     dashboard,
@@ -86,6 +87,8 @@ for command in (
     infer.infer,
     offload.offload,
     export.export,
+    backups.backup,
+    backups.restore,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

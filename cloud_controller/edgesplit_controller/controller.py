@@ -324,6 +324,11 @@ class Controller:
         answer: dict[str, Any] = msgspec.to_builtins(enrolled)
         return answer
 
+    def describe(self, name: str, group: str | None, labels: Mapping[str, str | None]) -> dict[str, Any]:
+        """Another group or other labels for a device. What it was told to run stays; later deployments go by it."""
+        described = self.devices.describe(name, group, labels)
+        return {"device": name, "group": described.group, "labels": described.labels}
+
     def revoke(self, name: str) -> dict[str, Any]:
         """Take a device's right away, and forget what it was told."""
         self.devices.revoke(name)

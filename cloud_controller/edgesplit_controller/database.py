@@ -141,6 +141,9 @@ class Device(Table):
     statement_expires: Mapped[float] = mapped_column(default=0.0)
     stated: Mapped[int] = mapped_column(default=0, server_default="0")
     """Counter of the statement that the broker has acknowledged; -1 where it was told to forget a revoked device."""
+    restored: Mapped[float | None]
+    """When this row was restored from a backup. Until the device has said what it was told last it may have been told
+    something newer, and only an operator replaces that."""
     session: Mapped[int] = mapped_column(default=0)
     alive: Mapped[bool] = mapped_column(default=False)
     """The newest session was born and has not died."""

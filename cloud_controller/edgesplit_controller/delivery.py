@@ -301,13 +301,13 @@ class Delivery:
     def _take_in(self) -> None:
         while (batch := self._said.take(500)) is not None:
             said = [(device, message) for device, message, _ in batch]
-            while not self._is_kept(said) and not self._rests():
+            while not self._is_kept(said) and self._paused():
                 pass
 
-    def _rests(self) -> bool:
-        """Wait for what is away to come back; True where we end."""
+    def _paused(self) -> bool:
+        """After a moment; False at the end."""
         with self._ending:
-            return bool(self._ending.wait_for(lambda: self._closed, RESTATE_S))
+            return not self._ending.wait_for(lambda: self._closed, RESTATE_S)
 
     def _is_kept(self, said: list[tuple[str, messages.Message]]) -> bool:
         """False while the database is away: what comes meanwhile waits, as far as there is room."""
@@ -414,7 +414,7 @@ class Delivery:
                 log.exception("could not state what devices shall run")
 
     def _state_again(self, forgotten: Collection[str], told: Collection[str] | None) -> None:
-        self._rests()
+        self._paused()
         with self._stating:
             self._to_forget.update(forgotten)
             both = told is not None and self._to_state is not None

@@ -275,6 +275,20 @@ class Devices:
             device.encryption_key = b""
             record(session, now, "operator", "device.revoked", name, serial=device.certificate_serial)
 
+    def describe(self, name: str, group: str | None, labels: Mapping[str, str | None]) -> Device:
+        """Put a device into another group (None: leave it where it is), and give it labels; None takes one away."""
+        _check_labels(group or "", {key: value or "" for key, value in labels.items()})
+        with self._database.write() as session:
+            shown = _device(session, name, self._groups)
+            device = held(session, name) or shown
+            if group is not None and not self.sees(group):
+                raise NotAllowed(f"you may move devices among your groups ({', '.join(sorted(self._groups or ()))})")
+            kept = {**device.labels, **labels}
+            device.group = device.group if group is None else group
+            device.labels = {key: value for key, value in kept.items() if value is not None}
+            record(session, self._now(), "operator", "device.described", name, group=device.group, labels=device.labels)
+            return device
+
     def get(self, name: str) -> Device:
         """The device of that name, with near matches in the error."""
         with self._database.read() as session:
@@ -515,10 +529,21 @@ def _take_in(session: Session, device: Device, message: messages.Message, now: f
         device.alive, device.session = False, message.session
     elif isinstance(message, messages.Reported):
         device.reported = msgspec.to_builtins(message)
+        if device.restored is not None:
+            _compare_with_backup(session, device, message.counter, now)
     else:
         device.telemetry, device.last_seen = {"at": now, **msgspec.to_builtins(message)}, now
         session.add(TelemetryRow(device=device.name, at=now, content=msgspec.to_builtins(message)))
     return False
+
+
+def _compare_with_backup(session: Session, device: Device, counter: int, now: float) -> None:
+    """A restored row is as good as any other once its device knows nothing newer."""
+    if counter <= device.counter:
+        device.restored = None
+        return
+    device.counter = counter
+    record(session, now, device.name, "device.ahead", device.name, counter=counter)
 
 
 def _born(session: Session, device: Device, birth: messages.Birth, now: float) -> bool:

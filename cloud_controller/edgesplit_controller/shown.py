@@ -66,6 +66,7 @@ def shown_device(
         "agent_version": birth.get("version"),
         "local_url": birth.get("local_url"),
         "counter": device.counter,
+        "restored": device.restored,
         "acted_upon": reported.get("counter"),
         "desired": [{"model": row.model, "release": row.release, "deployment": row.deployment} for row in desired],
         "models": list(reported.get("models", [])),

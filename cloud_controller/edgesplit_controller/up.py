@@ -46,6 +46,7 @@ from edgesplit.seen.listener import metrics_server
 from edgesplit_controller import metrics
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
+from edgesplit_controller.backup.restoring import RESTORED
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import Broker
 from edgesplit_controller.broker_files import write_broker_files
@@ -178,6 +179,9 @@ def _start(
     if not settings.join:
         blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
         repository.renew()
+        if (data / RESTORED).is_file():
+            controller.signing.come_back()
+            (data / RESTORED).unlink()
         controller.signing.catch_up()
     revocations.publish()
     if settings.on_revocation:
@@ -376,14 +380,19 @@ def _told_of_revocations(settings: Settings, revocations: Revocations, stack: Ex
     command.start()
 
 
-def _offload(settings: Settings, stack: ExitStack) -> None:
+def offload_command(settings: Settings) -> list[str]:
+    """The command line of the offload server that `up` runs."""
     arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
-    arguments += ["--log-format", settings.log_format]
+    arguments += ["--log-format", settings.log_format, "--mode", settings.offload_mode]
     if settings.offload_metrics:
         arguments += ["--metrics", settings.offload_metrics]
+    return [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())]
+
+
+def _offload(settings: Settings, stack: ExitStack) -> None:
     child = Child(
         "offload server",
-        [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())],
+        offload_command(settings),
         announces="listening on",
         log_file=settings.data / OFFLOAD / "offload.log",
         pid_file=settings.data / OFFLOAD / "pid",
@@ -403,7 +412,7 @@ def _api(
     ending: threading.Event,
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
-    gate, operators_ca = open_gate(settings.data, controller.database, authority)
+    gate, operators_ca = open_gate(settings.data, controller.database, authority, first=not settings.join)
     ledger = Ledger()
     if settings.metrics is not None:
         scraped = metrics_server(settings.metrics, lambda: metrics_response(metrics.series(ledger, controller.devices)))

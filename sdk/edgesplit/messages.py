@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
+from edgesplit.settled import settle
 
 ROOT = "edgesplit/v1"
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -258,3 +259,6 @@ def decode(raw: bytes, kind: type[T], most_bytes: int = LIMITS.message_bytes) ->
         return msgspec.msgpack.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise MalformedMessage(f"{getattr(kind, '__name__', kind)}: {error}") from error
+
+
+settle(__name__)

@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 from rich.text import Text
@@ -179,6 +180,22 @@ def show(data: Path, name: str, as_json: bool) -> None:
             out.print(f"{window['model']}: where the time of the latest {requests} requests went (mean{emulated})")
             for line in means(window["phases"], requests):
                 out.print(line)
+
+
+@device.command()
+@click.argument("name")
+@click.argument("labels", nargs=-1, metavar="[K=V|K-]...")
+@click.option("--group", default=None, help="Put it into this group.")
+@click.pass_obj
+def label(data: Path, name: str, labels: tuple[str, ...], group: str | None) -> None:
+    """Give NAME labels (K=V), take labels away (K-), or put it into another group. What it runs stays as it is."""
+    if not labels and group is None:
+        raise UsageError(f"say what to change, as in `edgectl device label {name} room=kitchen` or --group NAME")
+    taken = {one[:-1]: None for one in labels if one.endswith("-") and "=" not in one}
+    given = dict(_label(one) for one in labels if "=" in one or not one.endswith("-"))
+    now = Api.of(data).patch(f"/v1/devices/{quote(name, safe='')}", {"group": group, "labels": {**given, **taken}})
+    shown = "  ".join(f"{key}={value}" for key, value in now["labels"].items())
+    click.echo(f"{name}: group {now['group'] or '-'}  {shown}".rstrip())
 
 
 @device.command()

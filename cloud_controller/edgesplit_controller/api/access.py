@@ -88,20 +88,19 @@ class GuardedRoute(APIRoute):
                 request.state.caller = caller = await run_in_threadpool(gate.let_in, presented_by(request))
                 needs.check(caller)
                 asks(caller.operator)
-            await run_in_threadpool(request.scope["edgesplit.audit"].asked, request.scope)
+            await request.scope["edgesplit.audit"].asked(request.scope)
             return await handle(request)
 
         return guarded
 
 
-def viewer_routes(*, certificate: bool = False) -> APIRouter:
-    """Routes that read. `certificate`: not for browser sessions."""
-    return _routes(Needs(Role.VIEWER, _door(certificate)))
+def viewer_routes(*, certificate: bool = False, everywhere: bool = False) -> APIRouter:
+    """Routes that read. `certificate`: not for browser sessions; `everywhere`: not for operators of some groups."""
+    return _routes(Needs(Role.VIEWER, _door(certificate), everywhere))
 
 
 def operator_routes(*, certificate: bool = False, everywhere: bool = False) -> APIRouter:
-    """Routes that change models, devices and deployments. `certificate`: not for browser sessions;
-    `everywhere`: not for operators of some groups."""
+    """Routes that change models, devices and deployments; the words as above."""
     return _routes(Needs(Role.OPERATOR, _door(certificate), everywhere))
 
 

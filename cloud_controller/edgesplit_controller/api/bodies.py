@@ -187,6 +187,15 @@ class ClaimBody(Body):
     """HOST:PORT at which it finishes inferences for others; empty for a device like any other."""
 
 
+class DescribeBody(Body):
+    """What a device is found by."""
+
+    group: str | None = None
+    """None: as it is."""
+    labels: dict[str, str | None] = Field(default={}, max_length=64)
+    """Beside those that it has; null takes one away."""
+
+
 class LeadBody(Body):
     """Through whom devices offload."""
 

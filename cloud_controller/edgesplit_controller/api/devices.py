@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import Request
 
 from edgesplit_controller.api.access import about, caller_of, operator_routes, viewer_routes
-from edgesplit_controller.api.bodies import ClaimBody, LeadBody
-from edgesplit_controller.api.shapes import ClaimShape, DeviceShape, DeviceState, Led, answers
+from edgesplit_controller.api.bodies import ClaimBody, DescribeBody, LeadBody
+from edgesplit_controller.api.shapes import ClaimShape, Described, DeviceShape, DeviceState, Led, answers
 from edgesplit_controller.api.work import controller_of
 from edgesplit_controller.devices import ClaimWish
 
@@ -51,6 +51,13 @@ def all_devices(request: Request) -> list[dict[str, Any]]:
 def device(request: Request, name: str) -> dict[str, Any]:
     """One device."""
     return controller_of(request).device(name)
+
+
+@operators.patch("/devices/{name}", responses=answers(Described))
+def describe(request: Request, name: str, body: DescribeBody) -> dict[str, Any]:
+    """Another group, other labels."""
+    about(request, name, body.group or "")
+    return controller_of(request).describe(name, body.group, body.labels)
 
 
 @operators.delete("/devices/{name}", responses=answers(DeviceState))

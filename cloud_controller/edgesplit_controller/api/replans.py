@@ -12,8 +12,9 @@ from edgesplit_controller.api.bodies import Body
 from edgesplit_controller.api.work import controller_of, heavily
 from edgesplit_controller.replan.policy import Mode
 
-viewers = viewer_routes()
-operators = operator_routes()
+# What plans assume is compared over the devices of all groups, and another table goes to all of them.
+viewers = viewer_routes(everywhere=True)
+operators = operator_routes(everywhere=True)
 
 
 class PolicyBody(Body):
