@@ -24,10 +24,10 @@ def quantile(values: list[float], part: float) -> float | None:
 
 
 def cuts_over_time(samples: list[Sample]) -> list[dict[str, Any]]:
-    """Each change of the row tried, with the moment."""
+    """Each change of the row tried, with the moment. Whoever wins a race, nothing was changed."""
     history: list[dict[str, Any]] = []
     for sample in samples:
-        if not history or history[-1]["row"] != sample.row:
+        if not history or (history[-1]["row"] != sample.row and not sample.raced):
             history.append({"at_s": round(sample.at_s, 2), "row": sample.row, "after": sample.after})
     return history
 
