@@ -13,11 +13,12 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Generic, TypeVar, cast
 
 import numpy as np
 
-from edgesplit.errors import Busy, DeadlineExceeded, LinkError
+from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit.runtime import Tensor
 
 T = TypeVar("T")
@@ -55,6 +56,14 @@ class _Running(Generic[T]):
         """It has its result, or its error."""
         self.is_over = True
         self.over.release()
+
+
+def _bare(error: BaseException) -> BaseException:
+    """The error without its traceback, which holds everything that the request carried."""
+    try:
+        return copy(error)
+    except Exception:
+        return InferenceFailed(str(error))
 
 
 class Once(Generic[T]):
@@ -102,7 +111,7 @@ class Once(Generic[T]):
             with self._lock:
                 if isinstance(error, (LinkError, Busy)) or not isinstance(error, Exception):
                     self._running.pop(key, None)
-            running.error = error
+            running.error = _bare(error)
             running.end()
             self._trim()
             raise
