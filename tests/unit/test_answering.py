@@ -6,10 +6,7 @@ Slices and clouds that a test holds in its hand stand for slow ones: nothing her
 from __future__ import annotations
 
 import contextlib
-import gc
-import logging
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -109,25 +106,6 @@ def settle(engine: Engine, deadline_s: float, **how: Any) -> None:
     """Have one request answered, or told that a machine as busy as this one was not in time."""
     with contextlib.suppress(DeadlineExceeded):
         engine.infer("tiny", {"x": INPUT}, deadline_s=deadline_s, **how)
-
-
-# Remembered
-
-
-def test_a_failed_request_is_remembered_without_what_it_carried(caplog: pytest.LogCaptureFixture) -> None:
-    """Its retry hears the same error, and its frame is not kept for as long as the error is."""
-    caplog.set_level(logging.CRITICAL)  # pytest keeps what is logged, and with it the error
-    with engine_with(LOCAL) as (engine, _, steps):
-        steps["a"].error = InferenceFailed("gone")
-        frame = INPUT.copy()
-        held = weakref.ref(frame)
-        for _ in range(2):
-            with contextlib.suppress(InferenceFailed):
-                engine.infer("tiny", {"x": frame}, deadline_s=LONG_S, request_id="once")
-        assert steps["a"].runs == 1 and engine.joined == 1
-        del frame
-        gc.collect()
-        assert held() is None
 
 
 # Hedging
