@@ -101,7 +101,7 @@ class Once(Generic[T]):
             raise DeadlineExceeded("the request with this id still runs at the retry's deadline")
         running.over.release()  # for whoever joins next
         if running.error is not None:
-            raise running.error
+            raise _bare(running.error)
         return cast(T, running.result)
 
     def _run(self, key: Key, running: _Running[T], work: Callable[[], T]) -> T:
