@@ -72,6 +72,8 @@ class Settings:
 
 Observer = Callable[[str, "Answer | Exception"], None]
 """Told of each finished request, by model. A request that was given a stale answer failed, for an observer."""
+OutcomeOf = Callable[[str, str, "Answer | Exception"], None]
+"""The same with the release that the request began with: model, release, result."""
 RemoteOf = Callable[[ActiveRelease], "Remote | None"]
 """The offload server of a release; None: the device's own."""
 
@@ -86,6 +88,7 @@ class Engine:
         *,
         settings: Settings | None = None,
         observe: Observer | None = None,
+        outcome: OutcomeOf | None = None,
         own_part: OwnPart | None = None,
         remote_of: RemoteOf | None = None,
         tracer: Tracer = OFF,
@@ -94,6 +97,7 @@ class Engine:
         self._tracer = tracer
         self._settings = settings or Settings()
         self._observer = observe or (lambda model, result: None)
+        self._outcome = outcome or (lambda model, release, result: None)
         self._remote_of = remote_of or (lambda release: None)
         self._lock = threading.Lock()
         self._serving: dict[str, ActiveRelease] = {}
@@ -215,6 +219,11 @@ class Engine:
         return self._ledger.counts
 
     @property
+    def here(self) -> int:
+        """Requests that run, wait or are away."""
+        return self._processor.here
+
+    @property
     def dropped(self) -> int:
         """Frames that gave way to others or found no place, as their application asked."""
         return self._processor.dropped
@@ -311,6 +320,7 @@ class Engine:
         if self._tracer is not OFF:
             self._trace_ended(request, result)
         self._afterwards.later(partial(self._observer, request.model, result))
+        self._afterwards.later(partial(self._outcome, request.model, request.release.digest, result))
 
     @staticmethod
     def _trace_ended(request: Request, result: Answer | Exception) -> None:

@@ -108,9 +108,9 @@ class Gate:
         if not presented.authorization:
             raise Forbidden(NOTHING)
         scheme, _, token = presented.authorization[0].partition(" ")
-        row = self.operators.by_token(token.strip()) if scheme.lower() == "bearer" else None
         serial = presented.peer.serial if presented.peer else 0
-        if row is None or row.name != name or not self.operators.certified(name, serial):
+        row = self.operators.holding(token.strip(), serial) if scheme.lower() == "bearer" else None
+        if row is None or row.name != name:
             raise self._failed(presented, WRONG_TOKEN)
         self.failures.succeeded(_place(presented))
         return row

@@ -25,17 +25,18 @@ TOKEN_FILE = "operator.token"
 AUTHORITY = "edgesplit operators' authority"
 
 
-def open_gate(data: Path, database: Database, authority: Authority) -> tuple[Gate, Path]:
+def open_gate(data: Path, database: Database, authority: Authority, *, first: bool = True) -> tuple[Gate, Path]:
     """The gate of the installation in this folder, and the authority (PEM file) by which operators are believed besides
-    `authority`, which the owner's certificate is of."""
+    `authority`, which the owner's certificate is of. Of several processes the `first` looks after the owner's files."""
     own = Authority(data / "keys" / "operators", AUTHORITY)
 
     def issue(csr_pem: bytes, name: str, expires: float | None) -> bytes:
         return own.sign_operator(csr_pem, CERTIFICATE_PREFIX + name, expires)
 
     operators = Operators(database, issue, now=time.time)
-    shown = x509.load_pem_x509_certificate(authority.issue_client(OWNER).certificate_file.read_bytes())
-    operators.adopt_owner(owner_token(data / TOKEN_FILE), shown.serial_number)
+    if first:
+        shown = x509.load_pem_x509_certificate(authority.issue_client(OWNER).certificate_file.read_bytes())
+        operators.adopt_owner(owner_token(data / TOKEN_FILE), shown.serial_number)
     gate = Gate(operators, Sessions(database, operators, now=time.time), Audit(database, now=time.time))
     return gate, own.certificate_file
 

@@ -143,6 +143,16 @@ class Operators:
             row = session.get(TokenRow, bearer.fingerprint(token))
             return self.living(row.operator, session) if row is not None and not row.revoked else None
 
+    def holding(self, token: str, serial: int) -> OperatorRow | None:
+        """Who holds this token and the certificate of this serial number; None where that is not one operator, or not
+        one any more."""
+        with self._database.read() as session:
+            row = session.get(TokenRow, bearer.fingerprint(token))
+            shown = session.get(OperatorCertificateRow, str(serial))
+            if row is None or row.revoked or shown is None or shown.revoked or shown.operator != row.operator:
+                return None
+            return self.living(row.operator, session)
+
     def living(self, name: str, session: Session) -> OperatorRow | None:
         """The operator of that name, if they may anything now."""
         row = session.get(OperatorRow, name)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from access_world import HOST, Person, World
@@ -16,9 +17,13 @@ from edgesplit_controller.api.app import ROUTERS
 from edgesplit_controller.api.declared import Declared, declared, page
 from edgesplit_controller.callers import Role
 from edgesplit_controller.database import Deployment, Model, Release, TelemetryRow, record
+from edgesplit_controller.rollout.asked import PLAIN, terms_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 OPEN = {
+    ("GET", "/"),
+    ("GET", "/favicon.svg"),
+    ("GET", "/assets/{name}"),
     ("GET", "/v1/health"),
     ("POST", "/v1/enrol"),
     ("POST", "/v1/renew"),
@@ -28,7 +33,7 @@ OPEN = {
 }
 """What lets in without an operator. A device's certificate, a claim or a login code is asked for inside."""
 OURS, THEIRS = "doors-cam", "lab-secret"
-REFUSED = (401, 403)
+PLAIN_TERMS = msgspec.to_builtins(terms_of(PLAIN, 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +122,7 @@ def test_a_session_gets_through_where_no_certificate_is_asked_for(world: World, 
         } == {Door.CERTIFICATE}
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH"])
 def test_what_is_of_other_groups_does_not_exist(world: World, people: dict[str, Person], method: str) -> None:
     """Every route with another group's device in its path, for an operator and an admin of one group: the answer is
     that for a name that nobody has, and names nobody's device."""
@@ -164,6 +169,55 @@ def test_nothing_of_other_groups_is_in_any_answer(world: World, people: dict[str
     assert seen["/v1/devices"] == seen["/v1/events"] == seen["/v1/deployments"] == [200] * 3
     assert [one["name"] for one in world.call("GET", "/v1/devices", by=people["doors-viewer"]).json] == [OURS]
     assert [one["devices"] for one in world.call("GET", "/v1/deployments", by=people["doors-viewer"]).json] == [[OURS]]
+
+
+def test_a_rollout_that_concerns_others_does_not_exist(world: World, people: dict[str, Person]) -> None:
+    """For who is of one group: not in the list, not by its number, not to be aborted; one of their own devices alone is
+    there, with its devices, and is theirs to pause."""
+    from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
+
+    with world.database.write() as session:
+        session.merge(Release(digest="e" * 64, model_id=1, created=1.0, options={}))
+        session.flush()
+        for number, devices in ((11, [THEIRS]), (12, [OURS, THEIRS]), (13, [OURS])):
+            session.add(Deployment(id=number, release="e" * 64, model="m@1", targets=devices, devices=devices,
+                                   options={}, created=1.0))  # fmt: skip
+            session.flush()
+            session.add(RolloutRow(
+                id=number, model="m", release="e" * 64, terms=PLAIN_TERMS, state="paused", stage=0, approved=-1,
+                excused=-1, why="", outcome="", following=False, superseded_by=0, pace={}, who="operator",
+                created=1.0, began=1.0, ended=0.0, changed=1.0,
+            ))  # fmt: skip
+            session.flush()
+            session.add(RolloutStageRow(rollout=number, number=0, asked="100%", began=1.0))
+            for place, name in enumerate(devices):
+                session.add(RolloutDeviceRow(
+                    rollout=number, device=name, stage=0, position=place, state="queued", previous="", cause="",
+                    kind="", counter=0, told_at=0.0, ran_at=0.0, goes_back=False, sent_back=False, counts=True,
+                    unjudged=False,
+                ))  # fmt: skip
+    me = people["doors-operator"]
+    assert [one["id"] for one in world.call("GET", "/v1/rollouts", by=me).json] == [13]
+    assert [one["id"] for one in world.call("GET", "/v1/rollouts", by=people["viewer"]).json] == [11, 12, 13]
+    for number in (11, 12):
+        for method, path in (("GET", ""), ("GET", "/devices"), ("POST", "/abort"), ("POST", "/rollback")):
+            answer = world.call(method, f"/v1/rollouts/{number}{path}", by=me)
+            assert answer.status == 404 and THEIRS not in answer.body.decode(), (number, path, answer.body)
+    assert [one["device"] for one in world.call("GET", "/v1/rollouts/13/devices", by=me).json] == [OURS]
+    assert world.call("POST", "/v1/rollouts/13/abort", by=people["doors-viewer"]).status == 403
+    assert world.call("POST", "/v1/rollouts/13/abort", by=me).status == 200
+
+
+def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: World, people: dict[str, Person]) -> None:
+    """Into another's group it is not moved, nor is another's device moved here."""
+    world.device("moved", "doors", a="1", b="2")
+    both = world.person("both-op", "operator", "doors", "attic")
+    answer = world.call("PATCH", "/v1/devices/moved", {"group": "attic", "labels": {"a": None, "c": "3"}}, by=both)
+    assert answer.json == {"device": "moved", "group": "attic", "labels": {"b": "2", "c": "3"}}
+    assert world.call("GET", "/v1/devices/moved", by=people["doors-viewer"]).status == 404
+    assert world.call("PATCH", "/v1/devices/moved", {"group": "lab"}, by=both).status == 403
+    assert world.call("PATCH", f"/v1/devices/{THEIRS}", {"group": "doors"}, by=people["doors-operator"]).status == 404
+    assert world.call("PATCH", "/v1/devices/moved", {"labels": {"all": "x"}}, by=both).status == 400
 
 
 def test_all_and_labels_mean_devices_of_ones_own_groups(world: World, people: dict[str, Person]) -> None:

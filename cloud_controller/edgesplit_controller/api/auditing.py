@@ -45,38 +45,45 @@ class Audited:
             nonlocal ended
             if message["type"] == "http.response.start" and not ended:
                 ended = True
-                await run_in_threadpool(self._ended, scope, int(message["status"]))
+                await self._end(scope, int(message["status"]))
             await send(message)
 
         try:
             await self._app(scope, receive, told)
         except BaseException:
             if not ended:
-                await run_in_threadpool(self._ended, scope, 500)
+                await self._end(scope, 500)
             raise
 
-    def asked(self, scope: Scope) -> None:
+    async def asked(self, scope: Scope) -> None:
         """It is known who calls and they may: from here on something may happen."""
         needs: Needs = scope["state"]["needs"]
         if needs.role is not None and needs.changes(scope["method"]):
-            _gate(scope).audit.write(_line(scope, "asked"))
+            await run_in_threadpool(_gate(scope).audit.write, _line(scope, "asked"))
         scope["state"]["let_in"] = True
 
-    def _ended(self, scope: Scope, status: int) -> None:
-        state = scope.get("state", {})
-        needs: Needs | None = state.get("needs")
-        known = needs is not None and needs.role is not None and state.get("let_in", False)
-        listed = needs is not None and needs.is_listed(scope["method"]) and (known or status < 400)
+    async def _end(self, scope: Scope, status: int) -> None:
+        """How it ended, before the answer leaves."""
+        listed = _is_listed(scope, status)
         if not listed and status not in NOT_WHO:
             return
-        held = 0 if listed else _gate(scope).listed.let_through(_place(scope))
-        if held is None:
+        left_out = 0 if listed else _gate(scope).listed.let_through(_place(scope))
+        if left_out is None:
             return
+        detail = {"status": status, **({"left_out": left_out} if left_out else {})}
         try:
-            detail = {"status": status, **({"left_out": held} if held else {})}
-            _gate(scope).audit.write(_line(scope, _outcome(status), detail))
+            await run_in_threadpool(_gate(scope).audit.write, _line(scope, _outcome(status), detail))
         except Exception:
             log.exception("could not write to the audit log how %s %s ended", scope["method"], scope["path"])
+
+
+def _is_listed(scope: Scope, status: int) -> bool:
+    """Is this one of the calls that get a line however they end, once they were let in?"""
+    state = scope.get("state", {})
+    needs: Needs | None = state.get("needs")
+    if needs is None or not needs.is_listed(scope["method"]):
+        return False
+    return status < 400 or (needs.role is not None and state.get("let_in", False))
 
 
 def _gate(scope: Scope) -> Gate:

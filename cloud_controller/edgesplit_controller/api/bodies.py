@@ -25,7 +25,8 @@ class Body(BaseModel):
 class ProfileBody(Body):
     """Where to measure."""
 
-    on: str = "local"
+    on: str = Field(default="local", max_length=100)
+    """`local`, or a device that runs the model: what it measured at work in the last day."""
     codecs: bool = False
     """Also what every lossy codec does to the answers for the model's samples."""
     device: str = OWN_CLASS
@@ -185,6 +186,15 @@ class ClaimBody(Body):
     replace: bool = False
     gateway: str = Field(default="", max_length=300)
     """HOST:PORT at which it finishes inferences for others; empty for a device like any other."""
+
+
+class DescribeBody(Body):
+    """What a device is found by."""
+
+    group: str | None = None
+    """None: as it is."""
+    labels: dict[str, str | None] = Field(default={}, max_length=64)
+    """Beside those that it has; null takes one away."""
 
 
 class LeadBody(Body):

@@ -238,6 +238,55 @@ class DeviceShape(Shape):
     local_url: str | None
 
 
+class Described(Shape):
+    """What a device is found by from now on."""
+
+    device: str
+    group: str
+    labels: dict[str, str]
+
+
+class ProfileShape(Shape):
+    """A device profile: what a kind of device can do, and where each figure comes from."""
+
+    name: str
+    description: str
+
+
+class FleetShape(Shape):
+    """How many devices are how."""
+
+    at: float
+    devices: dict[str, int]
+    agents: list[dict[str, Any]]
+    classes: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    conditions: list[dict[str, Any]]
+    lately_s: float
+
+
+class HistoryShape(Shape):
+    """What a device told, added up; by model."""
+
+    device: str
+    span: str
+    buckets: dict[str, list[dict[str, Any]]]
+
+
+class BundleShape(Shape):
+    """A device's log bundle."""
+
+    id: str
+    device: str
+    who: str
+    asked: float
+    state: str
+    why: str
+    total: int
+    received: int
+
+
 class DeviceState(Shape):
     """What has become of a device."""
 
@@ -337,6 +386,71 @@ class Verdict(Shape):
     lines: int
     hash: str
     problem: str
+
+
+class StageShape(Shape):
+    """A stage of a rollout: how many of its devices are in which state."""
+
+    number: int
+    asked: str
+    devices: int
+    began: float | None
+    states: dict[str, int]
+    succeeded: int
+    failures: int
+    open: int
+    needs_approval: bool
+
+
+class CauseShape(Shape):
+    """What failures have in common, and a few of the devices."""
+
+    kind: str
+    count: int
+    example: str
+    devices: list[str]
+
+
+class RolloutShape(Shape):
+    """A release on its way: `state`, why, what it waits for, its stages, failures by cause."""
+
+    id: int
+    state: str
+    why: str
+    waits_for: str
+    model: str
+    release: str
+    targets: list[str]
+    who: str
+    created: float
+    began: float | None
+    ended: float | None
+    changed: float
+    following: bool
+    superseded_by: int | None
+    stage: int
+    devices: int
+    states: dict[str, int]
+    stages: list[StageShape]
+    failures: list[CauseShape]
+    terms: dict[str, Any]
+
+
+class RolloutDeviceShape(Shape):
+    """Where a device of a rollout stands. `counts`: as failed, in its stage's threshold."""
+
+    device: str
+    position: int
+    stage: int
+    state: str
+    cause: str
+    kind: str
+    previous: str | None
+    counter: int
+    told_at: float | None
+    ran_at: float | None
+    goes_back: bool
+    counts: bool
 
 
 def answers(shape: Any) -> dict[int | str, dict[str, Any]]:

@@ -1,0 +1,137 @@
+"""Operators and sessions as the database has them, on SQLite and on PostgreSQL; their secrets."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit_controller import bearer
+from edgesplit_controller.callers import OWNER, Caller, Role
+from edgesplit_controller.database import Database
+from edgesplit_controller.operators import Operators, OperatorWish, caller_of
+from edgesplit_controller.refusals import Conflict, Forbidden, NotAllowed
+from edgesplit_controller.sessions import Sessions
+
+ALL = Caller(OWNER, Role.ADMIN)
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def operators(database: Database) -> Operators:
+    found = Operators(database, lambda csr, name, expires: b"", now=lambda: NOW)
+    found.adopt_owner("the owner's", 1)
+    return found
+
+
+def test_an_operator_is_added_known_by_their_token_revoked_and_added_again(operators: Operators) -> None:
+    """With role, groups and end; what was revoked stays void when they come back."""
+    wish = OperatorWish("alice", Role.OPERATOR, ("doors", "doors", "attic"), 100)
+    first = operators.add(wish, "", ALL)
+    row = operators.by_token(first.token)
+    assert row is not None and first.expires == NOW + 100
+    caller = caller_of(row, serial="", address="")
+    assert (caller.operator, caller.role, caller.groups) == ("alice", Role.OPERATOR, frozenset({"doors", "attic"}))
+    with pytest.raises(Conflict, match="already"):
+        operators.add(wish, "", ALL)
+    operators.revoke("alice", ALL)
+    assert operators.by_token(first.token) is None
+    with pytest.raises(Conflict, match="revoked"):
+        operators.rotate("alice", "", ALL)
+    second = operators.add(OperatorWish("alice", Role.VIEWER), "", ALL)
+    assert operators.by_token(first.token) is None and operators.by_token(second.token) is not None
+    assert [one["name"] for one in operators.all(ALL)] == ["alice", OWNER]
+
+
+def test_the_owners_token_is_what_lies_in_the_data_folder(operators: Operators, database: Database) -> None:
+    """Another file, another token: the old one and its sessions end, also one from before there were operators; the
+    same file again ends nothing."""
+    sessions = Sessions(database, operators, now=lambda: NOW)
+    row = operators.by_token("the owner's")
+    assert row is not None and row.role == "admin" and row.expires is None and operators.certified(OWNER, 1)
+    opened = sessions.open(row, "")
+    operators.adopt_owner("the owner's", 2)
+    assert operators.certified(OWNER, 2) and not operators.certified(OWNER, 1)
+    assert sessions.operator_of(opened.secret) is not None
+    operators.adopt_owner("a new one", 2)
+    assert operators.by_token("the owner's") is None and operators.by_token("a new one") is not None
+    assert sessions.operator_of(opened.secret) is None
+    operators.adopt_owner("the owner's", 2)
+    assert operators.by_token("the owner's") is not None and operators.by_token("a new one") is None
+
+
+def test_nobody_makes_or_changes_who_may_more_than_they_may(operators: Operators) -> None:
+    """By role and by groups; the owner is changed by nobody."""
+    admin = caller_of_wish(operators, OperatorWish("adm", Role.ADMIN, ("doors",)))
+    lesser = Caller("op", Role.OPERATOR)
+    for by, wish in (
+        (admin, OperatorWish("x", Role.VIEWER)),
+        (admin, OperatorWish("x", Role.VIEWER, ("lab",))),
+        (lesser, OperatorWish("x", Role.ADMIN)),
+    ):
+        with pytest.raises(NotAllowed):
+            operators.add(wish, "", by)
+    operators.add(OperatorWish("boss", Role.ADMIN), "", ALL)
+    with pytest.raises(NotAllowed):
+        operators.revoke("boss", lesser)
+    with pytest.raises(Conflict, match=r"operator\.token"):
+        operators.revoke(OWNER, ALL)
+
+
+def caller_of_wish(operators: Operators, wish: OperatorWish) -> Caller:
+    row = operators.by_token(operators.add(wish, "", ALL).token)
+    assert row is not None
+    return caller_of(row, serial="1", address="")
+
+
+def test_a_wish_that_cannot_be_is_refused_in_words(operators: Operators) -> None:
+    """Names, groups and lengths of time out of bounds; roles that there are not."""
+    names = [OperatorWish(name, Role.VIEWER) for name in ("", OWNER, "Alice", "a" * 64, "alice\n", "-a", "a b", "é")]
+    groups = [("",), ("x" * 64,), tuple(map(str, range(65)))]
+    lives = [OperatorWish("alice", Role.VIEWER, (), expires_s) for expires_s in (0, -1, 10**12)]
+    for wish in (*names, *(OperatorWish("alice", Role.VIEWER, some) for some in groups), *lives):
+        with pytest.raises(UsageError):
+            operators.add(wish, "", ALL)
+    for word in ("", "Admin", "root", "VIEWER"):
+        with pytest.raises(UsageError, match="viewer, operator or admin"):
+            Role.parse(word)
+
+
+def test_of_many_who_use_one_login_code_at_once_one_gets_in(operators: Operators, database: Database) -> None:
+    """On both databases, by one statement that can succeed once."""
+    sessions = Sessions(database, operators, now=lambda: NOW)
+    code, _ = sessions.make_code(OWNER)
+    let_in: list[str] = []
+    refused: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            let_in.append(sessions.open_by_code(code, "").secret)
+        except Forbidden as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(let_in) == 1 and len(refused) == 7
+
+
+def test_a_secret_is_found_by_scanners_and_checks_itself() -> None:
+    """The grammar that docs/security.md gives to scanners; no two are alike."""
+    made = [bearer.make(kind) for kind in ("op", "code", "session") for _ in range(50)]
+    assert len(set(made)) == 150
+    for secret in made:
+        found = re.fullmatch(r"edgesplit_(op|code|session)_([0-9A-Za-z]{43})([0-9A-Za-z]{6})", secret)
+        assert found and bearer.checksum(found[2]) == found[3]
