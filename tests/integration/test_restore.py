@@ -51,6 +51,9 @@ def test_a_release_made_after_the_backup_is_not_replaced_by_it(tmp_path: Path) -
 
     file = tmp_path / "yesterday.backup"
     assert "sealed" in edgectl("--data", up.data, "backup", file)
+    words = ["--data", str(up.data), "restore", str(file), "--force"]
+    refused = CliRunner(env={"EDGESPLIT_PASSPHRASE": "correct horse"}).invoke(cli, words)
+    assert f"a controller runs on {up.data}" in str(refused.exception)
 
     new = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "conv1", "to": ["moved"]})["release"]
     newer = moved.statement()
@@ -89,16 +92,3 @@ def test_a_backup_of_nothing_is_refused(tmp_path: Path) -> None:
     words = ["--data", str(tmp_path / "none"), "backup", str(tmp_path / "x")]
     done = CliRunner(env={"EDGESPLIT_PASSPHRASE": "p"}).invoke(cli, words)
     assert "no controller's data folder" in str(done.exception) and not list(tmp_path.iterdir())
-
-
-def test_nothing_is_restored_under_a_controller_that_runs(tmp_path: Path) -> None:
-    """Not even by force."""
-    up = Up(tmp_path / "data")
-    assert up.start() == "ready"
-    file = tmp_path / "a.backup"
-    edgectl("--data", up.data, "backup", file, "--without-blobs")
-    words = ["--data", str(up.data), "restore", str(file), "--force"]
-    done = CliRunner(env={"EDGESPLIT_PASSPHRASE": "correct horse"}).invoke(cli, words)
-    assert f"a controller runs on {up.data}" in str(done.exception)
-    assert up.ok("GET", "/v1/devices") == []
-    up.end()
