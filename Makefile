@@ -2,15 +2,20 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench format soak clean
+ASSETS := cloud_controller/edgesplit_controller/dashboard_assets/index.html
+DASHBOARD := $(shell find cloud_controller/dashboard -name node_modules -prune -o -type f -print)
 
-demo: $(VENV)/.demo
+.PHONY: demo test check bench format soak clean dashboard screenshots
+
+demo: $(VENV)/.demo $(ASSETS)
 	$(BIN)/edgectl demo $(DEMO)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(ASSETS)
+	@tools/dashboard test || [ $$? = 3 ]
 	$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile $(TEST)
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev $(ASSETS)
+	tools/dashboard check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -35,10 +40,19 @@ soak: $(VENV)/.dev
 	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 -s tests/unit/test_onnx_bundle.py tests/integration/test_large_slice.py
 
 format: $(VENV)/.dev
+	tools/dashboard format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+dashboard: $(VENV)/.demo
+	tools/dashboard build
+
+# Every page of the dashboard, light and dark, on a desktop and a phone, of a fleet that is made up: docs/pictures/dashboard.
+screenshots: $(VENV)/.dev $(ASSETS)
+	$(BIN)/python tools/screenshots
+
 clean:
+	rm -rf cloud_controller/dashboard/node_modules cloud_controller/edgesplit_controller/dashboard_assets
 	rm -rf $(VENV) out dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt tools/setup
@@ -48,3 +62,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt tools/setup
 $(VENV)/.dev: pyproject.toml constraints.txt tools/setup
 	tools/setup dev
 	@touch $@ $(VENV)/.demo
+
+# Where npm's registry cannot be reached the controller serves a page that says so.
+$(ASSETS): $(DASHBOARD) tools/dashboard | $(VENV)/.demo
+	@tools/dashboard build || [ $$? = 3 ]

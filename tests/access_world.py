@@ -174,7 +174,8 @@ class World:
 
         async def send(message: Any) -> None:
             sent.append(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
+            whole = message["type"] == "http.response.body" and not message.get("more_body")
+            if whole or message.get("body", b"").startswith(b"event: "):  # who has heard a stream's first event leaves
                 answered_all.set()
 
         self._loop.run_until_complete(asyncio.wait_for(self.app(scope, receive, send), 60))
