@@ -136,6 +136,59 @@ class DeploymentShape(Shape):
     created: float
 
 
+class StageShape(Shape):
+    """A stage of a rollout."""
+
+    number: int
+    asked: str
+    devices: int
+    began: float | None
+    states: dict[str, int]
+    needs_approval: bool
+
+
+class RolloutShape(Shape):
+    """A deployment on its way, whole but for its devices."""
+
+    id: int
+    state: str
+    why: str
+    model: str
+    release: str
+    targets: list[str]
+    who: str
+    created: float
+    began: float | None
+    ended: float | None
+    devices: int
+    states: dict[str, int]
+    stages: list[StageShape]
+    failures: list[dict[str, Any]]
+    terms: dict[str, Any]
+
+
+class RolloutDeviceShape(Shape):
+    """Where a device stands in a rollout."""
+
+    device: str
+    position: int
+    stage: int
+    state: str
+    cause: str
+
+
+class Drifted(Shape):
+    """What plans of a model assumed, and what was measured since."""
+
+
+class Proposal(Shape):
+    """Another table that was proposed, and what became of it."""
+
+
+class Policy(Shape):
+    """What may become of a model's plans by itself."""
+
+
 class ReleaseShape(Shape):
     """A signed release."""
 
