@@ -16,27 +16,22 @@ from urllib.parse import quote_from_bytes
 
 import msgspec
 
+from assembled import assembled
 from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit_controller.api.access import COOKIE
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.audit import Audit
-from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.bounds import RateLimit
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.callers import OWNER, Caller, Role
 from edgesplit_controller.database import Database, Deployment, Device, Model, Release, Table
 from edgesplit_controller.gate import Gate
-from edgesplit_controller.leases import Lease
 from edgesplit_controller.operators import Operators, OperatorWish
 from edgesplit_controller.peers import SCOPE, Peer
-from edgesplit_controller.repository import Repository
 from edgesplit_controller.rollout.asked import PLAIN, terms_of
 from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
-from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.sessions import Sessions
-from edgesplit_controller.settings import Settings
-from edgesplit_controller.up import _assemble
 
 HOST = "hub.test"
 OWNER_TOKEN = "the owner's"
@@ -88,16 +83,8 @@ class World:
 
     def __init__(self, folder: Path, stack: ExitStack, *, clock: Clock | None = None, calls: int = 10**9) -> None:
         self.clock = clock or Clock()
-        authority = Authority(folder / "keys")
-        repository = Repository(folder / "tuf")
-        (folder / "offload").mkdir()
-        (folder / "offload" / "root.json").write_bytes(repository.root_bytes)
-        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
-        stack.callback(self.database.close)
-        self.controller, _, _ = _assemble(
-            Settings(data=folder), self.database, BlobStore(folder / "blobs"), authority, repository,
-            Rotation(repository), Lease(self.database, "controller"),
-        )  # fmt: skip
+        self.controller, _ = assembled(folder, Authority(folder / "keys"), stack)
+        self.database: Database = self.controller.database
         self._authority = Authority(folder / "keys" / "operators")
         self._key = load_or_make_key(folder / "person.key")
         self._loop = asyncio.new_event_loop()
@@ -221,7 +208,8 @@ class World:
 
         async def send(message: Any) -> None:
             sent.append(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
+            whole = message["type"] == "http.response.body" and not message.get("more_body")
+            if whole or message.get("body", b"").startswith(b"event: "):  # who has heard a stream's first event leaves
                 answered_all.set()
 
         self._loop.run_until_complete(asyncio.wait_for(self.app(scope, receive, send), 60))

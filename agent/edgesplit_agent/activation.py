@@ -13,6 +13,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from edgesplit.settled import settle
+
 UNHEALTHY_STARTS = 3
 """So many starts that were not found healthy, and something else is loaded next time, or nothing."""
 HEALTH_S = 10.0
@@ -198,3 +200,6 @@ def judge(trial: Trial, now: float, health_s: float) -> Verdict:
 def why(trial: Trial) -> str:
     """Why it is unhealthy, for people."""
     return trial.condemned or f"its own part failed {trial.failed} times in a row: {trial.error}"
+
+
+settle(__name__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -104,6 +105,7 @@ class Endpoint:
         if rest == "config":
             return json_response(200, oip.model_config(model, release.inputs, release.outputs))
         if rest == "stats":
+            self._engine.catch_up()
             return json_response(200, {"model_stats": [self._statistics.described(model, _version(release))]})
         if rest:
             raise NotFound(f"no such path: {request.path[:200]}")
@@ -124,6 +126,7 @@ class Endpoint:
         if self._metrics is not None and is_scrape(request):
             return self._metrics()
         if request.path == ALL_STATS_PATH:
+            self._engine.catch_up()
             told = [self._statistics.described(name, _version(one)) for name, one in sorted(serving.items())]
             return json_response(200, {"model_stats": told})
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
@@ -141,9 +144,13 @@ class Endpoint:
             response, report = self._answered(model, release, request)
         except Exception:
             self._statistics.failed(model, _version(release), perf_counter() - began)
+            self._engine.catch_up()
             raise
-        self._statistics.succeeded(model, _version(release), perf_counter() - began, parts_of(report))
+        self._engine.later(partial(self._succeeded, model, release, perf_counter() - began, report))
         return response
+
+    def _succeeded(self, model: str, release: ActiveRelease, took_s: float, report: Report) -> None:
+        self._statistics.succeeded(model, _version(release), took_s, parts_of(report))
 
     def _answered(self, model: str, release: ActiveRelease, request: Request) -> tuple[Response, Report]:
         memory = self._regions.seen_by(request.channel)
@@ -152,7 +159,9 @@ class Endpoint:
         deadline_s = oip.timeout_s(asked.parameters) or DEADLINE_S
         inputs, wishes = _kept(asked.inputs, release), from_parameters(asked.parameters)
         with trace.working_for(trace.given(request.headers), asked.id):
-            answer = self._engine.infer(model, inputs, deadline_s=deadline_s, request_id=asked.id, wishes=wishes)
+            answer = self._engine.infer(
+                model, inputs, deadline_s=deadline_s, request_id=asked.id, wishes=wishes, at_leisure=True
+            )
         response = oip.InferResponse(
             model=model,
             version=_version(release),
@@ -166,7 +175,8 @@ class Endpoint:
         headers = {"content-type": "application/json"}
         if header_length is not None:
             headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(header_length)}
-        return _coded(Response(200, headers, body), request.headers.get("accept-encoding", "")), answer.report
+        headers, body = _coded(headers, body, request.headers.get("accept-encoding", ""))
+        return Response(200, headers, body, after=self._engine.catch_up), answer.report
 
 
 def _plain(request: Request) -> Any:
@@ -175,13 +185,12 @@ def _plain(request: Request) -> Any:
     return decoded(request.body, coding) if coding else request.body
 
 
-def _coded(response: Response, accepts: str) -> Response:
+def _coded(headers: dict[str, str], body: oip.Buffers, accepts: str) -> tuple[dict[str, str], oip.Buffers]:
     """The response in a content coding that the client asks for, where it has one and the body is worth it."""
     coding = accepted(accepts) if accepts else ""
-    if not coding or sum(map(len, response.body)) < COMPRESSED_FROM:
-        return response
-    headers = {**response.headers, "content-encoding": coding}
-    return Response(response.status, headers, [encoded(response.body, coding)])
+    if not coding or sum(map(len, body)) < COMPRESSED_FROM:
+        return headers, body
+    return {**headers, "content-encoding": coding}, [encoded(body, coding)]
 
 
 def _kept(inputs: Mapping[str, oip.Tensor], release: ActiveRelease) -> Mapping[str, oip.Tensor]:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic, perf_counter
 
 import msgspec
@@ -23,11 +24,12 @@ from edgesplit.breaker import Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.remote import Remote
-from edgesplit.runtime import Tensor
+from edgesplit.runtime import Tensor, Timing
 from edgesplit.seen import trace
 from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.wishes import NONE, Hedge, Wishes
 from edgesplit_agent.active import ActiveRelease
+from edgesplit_agent.afterwards import Afterwards
 from edgesplit_agent.choosing import Choice, Chooser, Situation, decide
 from edgesplit_agent.cloud import IDLE_PROBE_S, WAKE_UP, Cloud
 from edgesplit_agent.course import Course
@@ -70,6 +72,8 @@ class Settings:
 
 Observer = Callable[[str, "Answer | Exception"], None]
 """Told of each finished request, by model. A request that was given a stale answer failed, for an observer."""
+OutcomeOf = Callable[[str, str, "Answer | Exception"], None]
+"""The same with the release that the request began with: model, release, result."""
 RemoteOf = Callable[[ActiveRelease], "Remote | None"]
 """The offload server of a release; None: the device's own."""
 
@@ -84,6 +88,7 @@ class Engine:
         *,
         settings: Settings | None = None,
         observe: Observer | None = None,
+        outcome: OutcomeOf | None = None,
         own_part: OwnPart | None = None,
         remote_of: RemoteOf | None = None,
         tracer: Tracer = OFF,
@@ -92,6 +97,7 @@ class Engine:
         self._tracer = tracer
         self._settings = settings or Settings()
         self._observer = observe or (lambda model, result: None)
+        self._outcome = outcome or (lambda model, release, result: None)
         self._remote_of = remote_of or (lambda release: None)
         self._lock = threading.Lock()
         self._serving: dict[str, ActiveRelease] = {}
@@ -112,6 +118,11 @@ class Engine:
             device_class, self._device, self._processor, self._running,
             asking=self._asking, ledger=self._ledger, hedge=self._settings.hedge, margin_s=margin_s,
         )  # fmt: skip
+        self._afterwards = Afterwards()
+        self.catch_up = self._afterwards.catch_up
+        """Returns when all that was answered is noted: for whoever reads what observers know."""
+        self.later = self._afterwards.later
+        """What of a request is noted when its answer is on its way."""
         self._once: Once[Answer] = Once(size_of=lambda answer: sum(one.nbytes for one in answer.outputs.values()))
         self._last_good = LastGood()
 
@@ -208,6 +219,11 @@ class Engine:
         return self._ledger.counts
 
     @property
+    def here(self) -> int:
+        """Requests that run, wait or are away."""
+        return self._processor.here
+
+    @property
     def dropped(self) -> int:
         """Frames that gave way to others or found no place, as their application asked."""
         return self._processor.dropped
@@ -225,8 +241,20 @@ class Engine:
         deadline_s: float = DEADLINE_S,
         request_id: str = "",
         wishes: Wishes = NONE,
+        at_leisure: bool = False,
     ) -> Answer:
-        """One answer, or UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed, LinkError in time."""
+        """One answer, or UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed, LinkError in time.
+
+        `at_leisure`: whoever asks calls `catch_up` once the answer is on its way; else it is noted before."""
+        try:
+            return self._infer(model, inputs, deadline_s, request_id, wishes)
+        finally:
+            if not at_leisure:
+                self.catch_up()
+
+    def _infer(
+        self, model: str, inputs: Mapping[str, Tensor], deadline_s: float, request_id: str, wishes: Wishes
+    ) -> Answer:
         began = perf_counter()
         with self._leased(model) as (release, cloud):
             oip.check_tensors(inputs, release.inputs)
@@ -282,10 +310,27 @@ class Engine:
             ):
                 answer = self._answer(request)
         except Exception as error:
-            self._tell(request, error)
+            self._ended(request, error)
             raise
-        self._tell(request, answer)
+        self._ended(request, answer)
         return answer
+
+    def _ended(self, request: Request, result: Answer | Exception) -> None:
+        """It has its answer, or none: its span ends, and those who watch hear of it afterwards."""
+        if self._tracer is not OFF:
+            self._trace_ended(request, result)
+        self._afterwards.later(partial(self._observer, request.model, result))
+        self._afterwards.later(partial(self._outcome, request.model, request.release.digest, result))
+
+    @staticmethod
+    def _trace_ended(request: Request, result: Answer | Exception) -> None:
+        try:
+            if isinstance(result, Answer):
+                request.course.answered(result.report)
+            else:
+                request.course.failed(result)
+        except Exception:
+            log.exception("a request's spans could not be made")
 
     def _answer(self, request: Request) -> Answer:
         release = request.release
@@ -294,7 +339,7 @@ class Engine:
             return self._choose(request, seen)
 
         try:
-            return self._by(request, choose)
+            return self._by(request, choose, at_once=self._without_choice(request))
         except _OwnPartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             try:
@@ -307,10 +352,16 @@ class Engine:
         except _OwnPartFailed as again:
             raise again.error from None
 
-    def _by(self, request: Request, choose: Callable[[Situation], Choice | None], cause: str = "") -> Answer:
-        """The answer by the row chosen. `cause`: why it is not the first one chosen."""
+    def _by(
+        self,
+        request: Request,
+        choose: Callable[[Situation], Choice | None],
+        cause: str = "",
+        at_once: Choice | None = None,
+    ) -> Answer:
+        """The answer by the row chosen, or by the one that needs no choice. `cause`: why it is not the first one."""
         cloud = request.cloud
-        choice = cloud.decide(choose)
+        choice = at_once or cloud.decide(choose)
         if choice is None:
             raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
         now = self._slowed(cloud.conditions)
@@ -323,6 +374,13 @@ class Engine:
             return _as_planned(answer, request.release.plan, now) if choice.alone else answer
         finally:
             cloud.leave()
+
+    def _without_choice(self, request: Request) -> Choice | None:
+        """The device's own row, where it is all that there is, and was chosen before."""
+        only = request.release.only_row
+        if only is None or self._chooser.row_of(request.model) != only.name or self._power.stance.watts is not None:
+            return None
+        return Choice(only)
 
     def _choose(self, request: Request, seen: Situation) -> Choice | None:
         model, release = request.model, request.release
@@ -370,23 +428,16 @@ class Engine:
             live = self._device.run_in_time(request, release.order(row.device), request.inputs, request.timing)
         except InferenceFailed as error:
             raise _OwnPartFailed(error) from error
-        release.learn(request.timing)
-        predicted = release.predicted_s(request.timing.seconds)
-        measured = sum(s for name, s in request.timing.seconds.items() if name in release.plan.slice_s)
-        for cloud in self._clouds():
-            cloud.computed(measured / self._power.slowdown, predicted)
+        self._afterwards.later(partial(self._learn, release, request.timing, self._power.slowdown))
         return live
 
-    def _tell(self, request: Request, result: Answer | Exception) -> None:
-        """Those who watch; what goes wrong with them is not the request's."""
-        try:
-            if isinstance(result, Answer):
-                request.course.answered(result.report)
-            else:
-                request.course.failed(result)
-            self._observer(request.model, result)
-        except Exception:
-            log.exception("nobody could be told what became of a request")
+    def _learn(self, release: ActiveRelease, timing: Timing, slowdown: float) -> None:
+        """How fast the device was, with its clock capped so far."""
+        release.learn(timing)
+        predicted = release.predicted_s(timing.seconds)
+        measured = sum(s for name, s in timing.seconds.items() if name in release.plan.slice_s)
+        for cloud in self._clouds():
+            cloud.computed(measured / slowdown, predicted)
 
     # Clouds
 

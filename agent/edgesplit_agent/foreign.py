@@ -36,6 +36,7 @@ from edgesplit.remote import (
     Wish,
     infer_path,
 )
+from edgesplit.settled import settle
 from edgesplit_agent.active import ActiveRelease
 
 if TYPE_CHECKING:
@@ -212,3 +213,6 @@ class ForeignServers:
             self._shaped[address].start()
             log.warning("the link to %s is emulated", address)
         return ForeignRemote(server, tls, via=("127.0.0.1", self._shaped[address].port))
+
+
+settle(__name__)

@@ -13,9 +13,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 
@@ -41,6 +39,24 @@ def _bytes(tensor: Tensor) -> bytes | memoryview:
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
+class _Running(Generic[T]):
+    """One request, until it is over and from then on: cheaper than a Future, for nearly nobody ever waits for it."""
+
+    __slots__ = ("error", "is_over", "over", "result")
+
+    def __init__(self) -> None:
+        self.over = threading.Lock()
+        self.over.acquire()
+        self.is_over = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def end(self) -> None:
+        """It has its result, or its error."""
+        self.is_over = True
+        self.over.release()
+
+
 class Once(Generic[T]):
     """Recent answers and running requests by key."""
 
@@ -51,7 +67,7 @@ class Once(Generic[T]):
         self._held_bytes = held_bytes
         self._size_of = size_of
         self._lock = threading.Lock()
-        self._futures: OrderedDict[Key, Future[T]] = OrderedDict()
+        self._running: OrderedDict[Key, _Running[T]] = OrderedDict()
         self._sizes: dict[Key, int] = {}
         self._held = 0
         self.joined = 0
@@ -60,34 +76,37 @@ class Once(Generic[T]):
     def answer(self, key: Key, wait_s: float, work: Callable[[], T]) -> T:
         """Run `work`, or wait for (or repeat) what it gave before. A LinkError is not kept: its retry may run again."""
         with self._lock:
-            future = self._futures.get(key)
-            mine = future is None
-            if future is None:
-                future = self._futures[key] = Future()
+            running = self._running.get(key)
+            mine = running is None
+            if running is None:
+                running = self._running[key] = _Running()
             else:
                 self.joined += 1
         if not mine:
-            return self._join(future, wait_s)
-        return self._run(key, future, work)
+            return self._join(running, wait_s)
+        return self._run(key, running, work)
 
     @staticmethod
-    def _join(future: Future[T], wait_s: float) -> T:
-        try:
-            return future.result(timeout=wait_s)
-        except FutureTimeout as error:
-            raise DeadlineExceeded("the request with this id still runs at the retry's deadline") from error
+    def _join(running: _Running[T], wait_s: float) -> T:
+        if not running.over.acquire(timeout=max(0.0, wait_s)):
+            raise DeadlineExceeded("the request with this id still runs at the retry's deadline")
+        running.over.release()  # for whoever joins next
+        if running.error is not None:
+            raise running.error
+        return cast(T, running.result)
 
-    def _run(self, key: Key, future: Future[T], work: Callable[[], T]) -> T:
+    def _run(self, key: Key, running: _Running[T], work: Callable[[], T]) -> T:
         try:
-            result = work()
+            result = running.result = work()
         except BaseException as error:
             with self._lock:
                 if isinstance(error, (LinkError, Busy)) or not isinstance(error, Exception):
-                    self._futures.pop(key, None)
-            future.set_exception(error)
+                    self._running.pop(key, None)
+            running.error = error
+            running.end()
             self._trim()
             raise
-        future.set_result(result)
+        running.end()
         with self._lock:
             self._sizes[key] = self._size_of(result)
             self._held += self._sizes[key]
@@ -97,9 +116,9 @@ class Once(Generic[T]):
     def _trim(self) -> None:
         """Forget the oldest finished ones beyond the bounds; a running one is never forgotten."""
         with self._lock:
-            while len(self._futures) > self._entries or self._held > self._held_bytes:
-                oldest = next((key for key, future in self._futures.items() if future.done()), None)
+            while len(self._running) > self._entries or self._held > self._held_bytes:
+                oldest = next((key for key, running in self._running.items() if running.is_over), None)
                 if oldest is None:
                     return
-                del self._futures[oldest]
+                del self._running[oldest]
                 self._held -= self._sizes.pop(oldest, 0)

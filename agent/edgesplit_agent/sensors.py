@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from edgesplit.settled import settle
+
 log = logging.getLogger(__name__)
 
 ROOT = Path("/sys")
@@ -284,3 +286,6 @@ def _word(path: Path) -> str:
         return ""
     finally:
         os.close(number)
+
+
+settle(__name__)

@@ -22,6 +22,7 @@ import msgspec
 
 from edgesplit.durable import write_durably
 from edgesplit.runtime.setup import Optimise, Setup
+from edgesplit.settled import settle
 
 log = logging.getLogger(__name__)
 MARGIN = 0.05
@@ -161,3 +162,6 @@ def _processor() -> str:
         return platform.processor()
     named = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model", "CPU part"))]
     return ", ".join(sorted(set(named))) or platform.processor()
+
+
+settle(__name__)

@@ -16,12 +16,14 @@ from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
     audit,
+    backups,
     calibrate,
     check,
     dashboard,
     deploy,
     devices,
     export,
+    fleet,
     infer,
     keys,
     login,
@@ -84,6 +86,9 @@ for command in (
     infer.infer,
     offload.offload,
     export.export,
+    backups.backup,
+    backups.restore,
+    fleet.fleet,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

@@ -7,6 +7,7 @@ when it commits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Engine,
     ForeignKey,
     Index,
     Integer,
@@ -141,6 +143,9 @@ class Device(Table):
     statement_expires: Mapped[float] = mapped_column(default=0.0)
     stated: Mapped[int] = mapped_column(default=0, server_default="0")
     """Counter of the statement that the broker has acknowledged; -1 where it was told to forget a revoked device."""
+    restored: Mapped[float | None]
+    """When this row was restored from a backup. Until the device has said what it was told last it may have been told
+    something newer, and only an operator replaces that."""
     session: Mapped[int] = mapped_column(default=0)
     alive: Mapped[bool] = mapped_column(default=False)
     """The newest session was born and has not died."""
@@ -149,6 +154,8 @@ class Device(Table):
     birth: Mapped[Json | None]
     reported: Mapped[Json | None]
     telemetry: Mapped[Json | None]
+    changed: Mapped[float] = mapped_column(default=time.time, onupdate=time.time, server_default="0", index=True)
+    """When the row was last written, by the clock of whoever wrote it: what pages that are open go by."""
 
 
 class CertificateRow(Table):
@@ -258,14 +265,25 @@ class Behind(Table):
 
 
 class TelemetryRow(Table):
-    """One telemetry message; the newest few thousand of each device are kept."""
+    """One telemetry message, once; the newest few thousand of each device are kept."""
 
     __tablename__ = "telemetry"
-    __table_args__ = (Index("telemetry_of_device", "device", "id"),)
+    __table_args__ = (
+        Index("telemetry_of_device", "device", "at"),
+        Index("telemetry_once", "device", "session", "sequence", unique=True),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     device: Mapped[str]
     at: Mapped[float]
+    """When it was measured, as far as that is known (`dated`)."""
+    stored: Mapped[float]
+    session: Mapped[int]
+    sequence: Mapped[int]
+    late: Mapped[bool] = mapped_column(default=False)
+    """It could not be sent when it was measured."""
+    dated: Mapped[str] = mapped_column(default="now")
+    """`truth.Dated`."""
     content: Mapped[Json]
 
 
@@ -299,6 +317,11 @@ class Database:
         self._writers = self._sessions(edgesplit="write")
         self._hearers = self._sessions(edgesplit="hear")
         self._readers = self._sessions(edgesplit="read", **isolation)
+
+    @property
+    def engine(self) -> Engine:
+        """For who watches it."""
+        return self._engine
 
     @property
     def shared(self) -> bool:

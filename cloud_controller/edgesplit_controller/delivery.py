@@ -42,11 +42,13 @@ SAID: Mapping[str, type[messages.Message]] = {
     "birth": messages.Birth | messages.Death,  # type: ignore[dict-item]
     "reported": messages.Reported,
     "telemetry": messages.Telemetry,
+    "late": messages.Late,
+    "bundle": messages.BundlePiece | messages.JobRefused,  # type: ignore[dict-item]
 }
 ASKED: type[messages.FetchMetadata | messages.FetchChunks] = messages.FetchMetadata | messages.FetchChunks  # type: ignore[assignment]
 RETAINED = tuple(messages.topic("+", kind) for kind in ("birth", "reported"))
 """What the broker repeats to whoever subscribes: for one process, which misses nothing when it takes over."""
-SPREAD = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch"))
+SPREAD = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch", "late", "bundle"))
 """What comes all the time: each message for any one of the processes."""
 SUBSCRIPTIONS = (*RETAINED, *SPREAD)
 _METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
@@ -106,6 +108,9 @@ class ChunkQueue:
                 del self._waiting[device]
         return ready
 
+    def __len__(self) -> int:
+        return len(self._due)
+
     def next_due(self) -> float | None:
         """When `take` has something to give; None while nothing waits."""
         return min(self._due.values(), default=None)
@@ -142,6 +147,9 @@ class Inbox:
                 if not self._of[device]:
                     del self._of[device]
             return batch
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def close(self) -> None:
         """No more is coming; `take` ends when what is there has been taken."""
@@ -287,6 +295,22 @@ class Delivery:
                 self._to_state.update(devices)
             self._stating.notify_all()
 
+    def waiting(self) -> dict[str, int]:
+        """What waits now, by queue."""
+        return {"said": len(self._said), "asked": len(self._asked), "chunks": len(self._chunks)}
+
+    def keep(self, kept: Collection[tuple[str, messages.Kept]]) -> None:
+        """Tell devices what they may forget; one that does not hear it sends it again."""
+        for device, message in kept:
+            if self._channel is not None:
+                self._channel.publish(messages.topic(device, "kept"), messages.encode(message))
+
+    def ask(self, device: str, job: messages.Job) -> None:
+        """Ask a device for something; LinkError where the broker does not take it."""
+        if self._channel is None:
+            raise LinkError("the broker is not connected yet")
+        self._channel.publish(messages.topic(device, "job"), messages.encode(job), qos=1, wait_s=10.0)
+
     def _publish(self, topic: str, payload: bytes, **options: object) -> None:
         """LinkError is only logged: everything is asked for again."""
         try:
@@ -298,8 +322,13 @@ class Delivery:
     def _take_in(self) -> None:
         while (batch := self._said.take(500)) is not None:
             said = [(device, message) for device, message, _ in batch]
-            while not self._is_kept(said) and not self._ended.wait(RESTATE_S):
+            while not self._is_kept(said) and self._paused():
                 pass
+
+    def _paused(self) -> bool:
+        """After a moment; False at the end."""
+        with self._ending:
+            return not self._ending.wait_for(lambda: self._closed, RESTATE_S)
 
     def _is_kept(self, said: list[tuple[str, messages.Message]]) -> bool:
         """False while the database is away: what comes meanwhile waits, as far as there is room."""
@@ -406,8 +435,7 @@ class Delivery:
                 log.exception("could not state what devices shall run")
 
     def _state_again(self, forgotten: Collection[str], told: Collection[str] | None) -> None:
-        with self._ending:
-            self._ending.wait_for(lambda: self._closed, RESTATE_S)
+        self._paused()
         with self._stating:
             self._to_forget.update(forgotten)
             both = told is not None and self._to_state is not None

@@ -2,7 +2,8 @@
 
 A statement's counter is at least the Unix time and never falls, so that a restored backup commands nobody back. Desired
 release, counter and statement change in one transaction: what was answered to an operator survives a power cut, and
-delivery only has to repeat what is stored. Statements are renewed at half their life.
+delivery only has to repeat what is stored. Statements are renewed at half their life; that of a device which came from
+a backup is left alone until the device has shown that it knows nothing newer, or an operator decides (decision 28).
 """
 
 from __future__ import annotations
@@ -68,10 +69,11 @@ class Director:
         return there.counter
 
     def statements(self, devices: Collection[str] | None) -> dict[str, bytes]:
-        """The stored statement of each device named (None: of all); empty bytes for revoked ones."""
+        """The stored statement of each device named (None: of all) that is not from a backup; empty bytes for revoked
+        ones."""
         with self._database.read() as session:
             rows: Iterable[Device] = session.scalars(select(Device).order_by(Device.name))
-            chosen = [row for row in rows if devices is None or row.name in devices]
+            chosen = [row for row in rows if (devices is None or row.name in devices) and row.restored is None]
             told = {row.name: b"" if row.revoked else row.statement for row in chosen}
             return {name: statement for name, statement in told.items() if statement is not None}
 
@@ -82,9 +84,10 @@ class Director:
             due = select(Device).where(
                 Device.statement.is_not(None),
                 Device.revoked.is_(None),
+                Device.restored.is_(None),
                 Device.statement_expires < now + self._statement_s / 2,
             )
-            devices = session.scalars(due).all()
+            devices = session.scalars(due.order_by(Device.name)).all()
             for device in devices:
                 self._state(session, device, now, self._wrap_if_possible)
             return [device.name for device in devices]
@@ -94,7 +97,7 @@ class Director:
         to wrap them to. Was that so?"""
         with self._database.write() as session:
             device = session.get(Device, name)
-            if device is None or device.revoked or device.statement is None:
+            if device is None or device.revoked or device.statement is None or device.restored is not None:
                 return False
             wanted = session.scalars(select(Desired).where(Desired.device == name)).all()
             kept = self._tiers.kept_by(session, device)
@@ -119,7 +122,7 @@ class Director:
             for device in self._tiers.concerned(session):
                 reached, kept = self._tiers.reached_by(session, device), self._tiers.kept_by(session, device)
                 told = _told(device.statement)
-                if told is None and not kept:
+                if (told is None and not kept) or device.restored is not None:
                     continue
                 if told is None or told.gateway != reached or [(one.model, one.release) for one in told.keeps] != kept:
                     self._state(session, device, self._now(), self._wrap_if_possible)
@@ -132,10 +135,12 @@ class Director:
         With `signed_by`, only what none of these keys signed.
         """
         with self._database.write() as session:
-            told = select(Device).where(Device.statement.is_not(None), Device.revoked.is_(None))
+            told = select(Device).where(
+                Device.statement.is_not(None), Device.revoked.is_(None), Device.restored.is_(None)
+            )
             devices = [
                 device
-                for device in session.scalars(told)
+                for device in session.scalars(told.order_by(Device.name))
                 if device.statement and (signed_by is None or not _signers(device.statement) & set(signed_by))
             ]
             for device in devices:
@@ -149,10 +154,13 @@ class Director:
             now = self._now()
             acted_upon = Device.reported["counter"].as_integer()
             ahead = select(Device).where(
-                Device.statement.is_not(None), Device.revoked.is_(None), acted_upon > Device.counter
+                Device.statement.is_not(None),
+                Device.revoked.is_(None),
+                Device.restored.is_(None),
+                acted_upon > Device.counter,
             )
             concerned = []
-            for device in session.scalars(ahead):
+            for device in session.scalars(ahead.order_by(Device.name).with_for_update(key_share=True)).all():
                 counter = int((device.reported or {})["counter"])
                 if counter <= now + FUTURE_S:
                     device.counter = counter
@@ -178,7 +186,7 @@ class Director:
         wrap = wrap or self._wrap
         session.flush()
         rows = session.scalars(select(Desired).where(Desired.device == device.name).order_by(Desired.model)).all()
-        device.counter = next_counter(device.counter, now)
+        device.counter, device.restored = next_counter(device.counter, now), None
         device.statement_expires = now + self._statement_s
         statement = Statement(
             device=device.name,

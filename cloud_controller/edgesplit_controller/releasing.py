@@ -9,6 +9,7 @@ worker thread, one at a time.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +51,8 @@ from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tp
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.measured_costs import Measured
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_sets, cut_slices
+
+log = logging.getLogger(__name__)
 
 REMEMBERED = 8
 """Releases whose manifest is kept in memory."""
@@ -305,6 +308,15 @@ class Releasing:
         for release in self.all():
             if release.digest in on_shelf & signed:
                 self._shelve(release.digest, self._blobs.get(release.digest))
+
+    def shelve_all(self) -> None:
+        """Put every signed release on the offload server's shelf that is not there: after a restore."""
+        on_shelf = set(stored_releases(self._offload_releases))
+        for digest in sorted({*self._repository.releases(), *self._repository.recuts()} - on_shelf):
+            try:
+                self._shelve(digest, self._blobs.get(digest))
+            except BlobLost as error:
+                log.error("release %s cannot be served by the offload server: %s", digest[:12], error)
 
     def _shelve(self, digest: str, raw: bytes) -> None:
         write_release(

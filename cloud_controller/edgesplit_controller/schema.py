@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import pkgutil
 import threading
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
@@ -39,21 +40,41 @@ def known_tables() -> MetaData:
     return Table.metadata
 
 
-def bring_up_to_date(engine: Engine, until: str = "head") -> None:
-    """Take every step that this database has not taken yet, to the newest or `until` an older one."""
-    steps = ScriptDirectory(str(Path(migrations.__file__).parent))
-    newest = steps.get_current_head()
-    with _one_at_a_time, engine.begin() as connection:
+def bring_up_to_date(engine: Engine, until: str = "head", *, over: Connection | None = None) -> None:
+    """Take every step that this database has not taken yet, to the newest or `until` an older one; with `over` in that
+    connection's transaction."""
+    with ExitStack() as stack:
+        stack.enter_context(_one_at_a_time)
+        connection = over if over is not None else stack.enter_context(engine.begin())
         if engine.dialect.name == POSTGRESQL:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-        taken = MigrationContext.configure(connection).get_current_revision()
-        if taken == newest:
-            return
-        _refuse_newer(taken, steps, engine)
-        adopted = taken is None and until == "head" and inspect(connection).has_table("models")
-        _take(steps, connection, until)
-        if adopted:
-            _refuse_older_than_first(connection, engine)
+        _bring_up_to_date(connection, engine, until)
+
+
+def newest_step() -> str:
+    """The step that this program's tables are at."""
+    return _steps().get_current_head() or ""
+
+
+def step_of(connection: Connection) -> str:
+    """The step that a database is at; empty for none."""
+    return MigrationContext.configure(connection).get_current_revision() or ""
+
+
+def _steps() -> ScriptDirectory:
+    return ScriptDirectory(str(Path(migrations.__file__).parent))
+
+
+def _bring_up_to_date(connection: Connection, engine: Engine, until: str) -> None:
+    steps, taken = _steps(), step_of(connection)
+    if taken == (steps.get_current_head() if until == "head" else until):
+        return
+    _refuse_unknown(taken, steps, engine)
+    _refuse_unknown("" if until == "head" else until, steps, engine)
+    adopted = not taken and until == "head" and inspect(connection).has_table("models")
+    _take(steps, connection, until)
+    if adopted:
+        _refuse_older_than_first(connection, engine)
 
 
 def _take(steps: ScriptDirectory, connection: Connection, until: str) -> None:
@@ -64,12 +85,12 @@ def _take(steps: ScriptDirectory, connection: Connection, until: str) -> None:
         context.run_migrations()
 
 
-def _refuse_newer(taken: str | None, steps: ScriptDirectory, engine: Engine) -> None:
-    known = {step.revision for step in steps.walk_revisions()}
-    if taken is not None and taken not in known:
+def _refuse_unknown(step: str, steps: ScriptDirectory, engine: Engine) -> None:
+    known = {one.revision for one in steps.walk_revisions()}
+    if step and step not in known:
         raise UsageError(
-            f"the database {shown(engine)} was changed by a newer edgesplit (its tables are at step {taken}, this"
-            f" program knows up to {max(known)}): install that version again, or restore a backup made before"
+            f"{shown(engine)} was changed by a newer edgesplit (its tables are at step {step}, this program knows up to"
+            f" {max(known)}): install that version again, or restore a backup made before"
         )
 
 

@@ -16,12 +16,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.links import host_and_port
 from edgesplit.seen.logs import Format
+
+if TYPE_CHECKING:
+    from edgesplit.runtime.setup import Optimise
 
 BrokerKind = Literal["mosquitto", "emqx"]
 """Brokers that somebody else may run for us."""
@@ -52,6 +55,8 @@ class Settings:
     """Where Prometheus may read the controller's metrics, in plain HTTP; None: nowhere."""
     offload_metrics: str = ""
     """ADDRESS:PORT of the same for the offload server; empty: nowhere."""
+    offload_mode: Optimise = "exact"
+    """fast: the offload server may fuse further than slices were cut, and last digits differ."""
     log_format: Format = "text"
     """Of this process's log lines, and the offload server's."""
     database: str = ""

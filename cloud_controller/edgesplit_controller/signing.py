@@ -132,6 +132,12 @@ class Signing:
         else:
             self._tell.tell(self._director.restate(signed_by=self._repository.delegated_keys(DIRECTOR)))
 
+    def come_back(self) -> None:
+        """At the first start after a restore: the offload server has what it had. Devices are told nothing: they may
+        have been told something newer."""
+        self._releasing.shelve_all()
+        write_durably(self._offload_root, self._repository.root_bytes)
+
     def _followed(self, done: bool) -> dict[str, Any]:
         """What there is to say to whoever asked; once the keys have changed, everybody is told."""
         if not done:

@@ -43,7 +43,8 @@ class Stating:
         told = and_(Device.revoked.is_(None), Device.statement.is_not(None), Device.stated != Device.counter)
         gone = and_(Device.revoked.is_not(None), Device.stated != FORGOTTEN)
         with self._database.read() as session:
-            return list(session.scalars(select(Device.name).where(or_(told, gone)).order_by(Device.name)))
+            ours = select(Device.name).where(Device.restored.is_(None), or_(told, gone))
+            return list(session.scalars(ours.order_by(Device.name)))
 
 
 def _batches(names: Collection[str]) -> list[list[str]]:

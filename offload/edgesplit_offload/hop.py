@@ -34,6 +34,7 @@ from edgesplit.errors import (
 )
 from edgesplit.limits import LIMITS
 from edgesplit.runtime import Tensor
+from edgesplit.settled import settle
 
 LONGEST_HEAD = 1 << 20
 TAKEN_WITHIN_S = 2.0
@@ -226,3 +227,6 @@ def _runs(parts: Sequence[bytes | memoryview], most: int) -> Iterator[list[bytes
     rest = iter(parts)
     while some := list(islice(rest, most)):
         yield some
+
+
+settle(__name__)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from edgesplit.errors import LinkError
+from edgesplit.settled import settle
 
 LONGEST_BYTES = 64 * 2**20
 LONGEST_KIND = 64
@@ -136,3 +137,6 @@ class Talk:
                 raise LinkError("the other process has gone")
             received += piece
         return bytes(received)
+
+
+settle(__name__)

@@ -16,6 +16,7 @@ import msgspec
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.release import AnatomyFile, TensorSpec
+from edgesplit.settled import settle
 
 FORMAT: Final = "edgesplit.anatomy/1"
 
@@ -92,3 +93,6 @@ def decode_anatomy(raw: bytes, signed: AnatomyFile) -> Anatomy:
         return msgspec.json.decode(raw, type=Anatomy)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TrustError(f"the model's anatomy: {error}") from error
+
+
+settle(__name__)

@@ -9,6 +9,7 @@ import msgspec
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.reply import Reply, error_of
+from edgesplit.settled import settle
 
 INDEX = "/v2/repository/index"
 READY = "/v2/health/ready"
@@ -43,3 +44,6 @@ def said(path: str, reply: Reply, kind: Any) -> Any:
         return msgspec.json.decode(reply.body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise MalformedMessage(f"{path}: {error}") from error
+
+
+settle(__name__)

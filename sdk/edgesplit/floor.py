@@ -14,6 +14,7 @@ import msgspec
 
 from edgesplit.plan import Plan, Row
 from edgesplit.release import Manifest
+from edgesplit.settled import settle
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,3 +50,6 @@ def breach(row: Row, plan: Plan, manifest: Manifest, floor: Floor) -> str:
     first = islice((layer for one in manifest.slices for layer in one.layers), floor.keep_first)
     missing = [layer for layer in chain(plan.earliest_cut, first) if layer not in here]
     return f"layer {missing[0]!r} must run on this device before anything leaves" if missing else ""
+
+
+settle(__name__)

@@ -96,6 +96,8 @@ class Response(msgspec.Struct, frozen=True, eq=False):
     status: int = 200
     headers: Mapping[str, str] = {}
     body: Sequence[bytes | memoryview] = ()
+    after: Callable[[], None] | None = None
+    """Done when the answer has been sent, or could not be."""
 
 
 Handler = Callable[[Request], Response]
@@ -288,6 +290,7 @@ class _Connection:
             self._asked = _Asked(head, body_length(head), *split_target(head.url), head.keep_alive)
             self._block = block
         head, length, path, query, keep = self._asked
+        response: Response | None = None
         self._server.begin(length)
         try:
             self._continue(head, length)
@@ -301,7 +304,11 @@ class _Connection:
             keep = keep and not self._server.is_stopping
             self._send(response, keep=keep, with_body=head.method != "HEAD")
         finally:
-            self._server.end(length)
+            try:
+                if response is not None and response.after is not None:
+                    response.after()
+            finally:
+                self._server.end(length)
         return keep
 
     def _receive_head(self) -> bytes:

@@ -23,6 +23,7 @@ from cryptography.x509.oid import NameOID
 from edgesplit import names
 from edgesplit.durable import write_durably
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.settled import settle
 
 _DOCUMENT_BYTES = 65_536
 _T = TypeVar("_T")
@@ -229,3 +230,6 @@ def peer_name(connection: ssl.SSLSocket | ssl.SSLObject) -> str | None:
     subject = (connection.getpeercert() or {}).get("subject", ())
     found = [value for part in subject for key, value in part if key == "commonName"]  # type: ignore[str-unpack]
     return str(found[0]) if len(found) == 1 else None
+
+
+settle(__name__)

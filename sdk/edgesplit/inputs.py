@@ -22,6 +22,7 @@ from PIL import Image
 
 from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
+from edgesplit.settled import settle
 
 FRAME = "frame"
 """Name of the tensor (UINT8, [-1]) that holds an encoded picture, or a stretch of sound."""
@@ -217,3 +218,6 @@ def _tables(spec: InputSpec) -> npt.NDArray[np.float32]:
     steps = np.arange(256, dtype=np.float32)[:, None] * np.float32(spec.scale)
     values = (steps - np.asarray(spec.mean, np.float32)) / np.asarray(spec.std, np.float32)
     return np.ascontiguousarray(np.broadcast_to(values, (256, spec.channels)).T)
+
+
+settle(__name__)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.places import Memory, Place, place_of
+from edgesplit.settled import settle
 
 if TYPE_CHECKING:
     from edgesplit.release import TensorSpec
@@ -600,3 +601,6 @@ def _in_range(name: str, values: list[Any], dtype: np.dtype[Any]) -> Tensor:
     if dtype.kind == "f" and bool(np.isinf(array).any()):
         raise MalformedMessage(f"tensor {name[:80]!r}: a number does not fit {dtype}")
     return array
+
+
+settle(__name__)

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from edgesplit.settled import settle
+
 Fallback = Literal["warm", "cold", "none"]
 
 LOCAL = "local"
@@ -370,3 +372,6 @@ def _as_far_as_known(plan: Plan, now: Conditions) -> Conditions:
 def _least_gain(plan: Plan, margin: Hysteresis) -> float:
     """`gain_s` as a cost. Where only joules count there is no such floor: the ratio decides."""
     return margin.gain_s * plan.weights.get("latency", 0.0) if plan.weights else margin.gain_s
+
+
+settle(__name__)

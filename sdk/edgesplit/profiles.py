@@ -19,6 +19,7 @@ import msgspec
 
 from edgesplit.errors import UsageError
 from edgesplit.providers import check_names
+from edgesplit.settled import settle
 
 FORMAT = "edgesplit.device-profile/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9+_-]{0,62}")
@@ -308,3 +309,6 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return f"no device profile {name[:80]!r}; {hint} (a YAML file of your own works too: ./my-board.yaml)"
+
+
+settle(__name__)

@@ -17,6 +17,7 @@ from edgesplit.foreign import ForeignServer
 from edgesplit.inputs import InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan, Row
+from edgesplit.settled import settle
 
 FORMAT: Final = "edgesplit.release/1"
 SliceFormat = Literal["input", "onnx", "tflite"]
@@ -352,3 +353,6 @@ def device_slices(plan: Plan, manifest: Manifest) -> set[str]:
     """Every slice that any row of the plan runs on the device, and what was compiled for this class of device."""
     compiled = {one.slice.name for one in manifest.compiled if one.device_class == plan.device_class}
     return compiled | {name for row in plan.rows for name in row.device}
+
+
+settle(__name__)

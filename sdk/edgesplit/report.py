@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from edgesplit.settled import settle
+
 PREFIX = "edgesplit_"
 
 
@@ -138,3 +140,6 @@ def phases(report: Report) -> dict[str, float]:
     }
     seconds["other"] = report.latency_s - sum(seconds.values())
     return {name: value for name, value in seconds.items() if value > 0.0}
+
+
+settle(__name__)

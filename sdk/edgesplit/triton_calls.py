@@ -17,6 +17,7 @@ from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.http1 import Request, Response, error_response, json_response
 from edgesplit.regions import SEGMENT, Regions
 from edgesplit.segments import Segment
+from edgesplit.settled import settle
 
 EXTENSIONS = ("system_shared_memory", "statistics", "trace", "logging", "model_repository")
 SEGMENT_PATH = "/v2/edgesplit/segment"
@@ -143,3 +144,6 @@ def _only(method: str, request: Request, answer: Callable[[], Response]) -> Resp
     if request.method != method:
         return error_response(405, f"{request.method} is not for {request.path[:200]}", {"allow": method})
     return answer()
+
+
+settle(__name__)

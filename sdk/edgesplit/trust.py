@@ -42,6 +42,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.messages import decode
 from edgesplit.recut import check_recut
 from edgesplit.release import AnatomyFile, Manifest, Signed, Statement, decode_manifest, release_digest
+from edgesplit.settled import settle
 
 DIRECTOR = "director"
 """The delegated role whose key signs statements. It has no metadata file, and no say in what a release is."""
@@ -637,3 +638,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+settle(__name__)

@@ -24,6 +24,7 @@ from edgesplit.identity import private_pem
 from edgesplit.limits import LIMITS
 from edgesplit.release import Sealed
 from edgesplit.sealed import KEY_BYTES, Keys, is_key_of
+from edgesplit.settled import settle
 
 PUBLIC_BYTES = 32
 WAY_OUT = (
@@ -157,3 +158,6 @@ def check_introduction(public: bytes, signature: bytes, identity: object, csr_pe
 def _introduction(public: bytes, csr_pem: str) -> bytes:
     """What the identity key signs: nothing else that it ever signs begins like this."""
     return b"edgesplit encryption key 1\n" + public + csr_pem.encode()
+
+
+settle(__name__)

@@ -63,7 +63,8 @@ def test_the_description_is_valid() -> None:
     validate(DESCRIPTION)
     assert DESCRIPTION["openapi"].startswith("3.1.")
     there = {(method.upper(), path) for path, operations in DESCRIPTION["paths"].items() for method in operations}
-    assert there == {(one.method, one.path) for router in ROUTERS for one in declared(list(router.routes))}
+    every = {(one.method, one.path) for router in ROUTERS for one in declared(list(router.routes))}
+    assert there == {(method, path) for method, path in every if path.startswith("/v1/")}  # the rest are pages
     names = [one["operationId"] for operations in DESCRIPTION["paths"].values() for one in operations.values()]
     assert len(names) == len(set(names))
 

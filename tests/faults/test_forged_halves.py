@@ -20,6 +20,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_world import CUT, DIGEST, INPUT, LINK, LOCAL, REMOTE, eventually, world
+from assembled import assembled
 from edgesplit import messages, oip, plan
 from edgesplit.client import Connection, Reply
 from edgesplit.errors import TrustError
@@ -32,10 +33,6 @@ from edgesplit_agent.link_meter import FASTEST_BYTES_PER_S, SLOWEST_BYTES_PER_S,
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.devices import ClaimWish
 from edgesplit_controller.planning import Wish
-from edgesplit_controller.repository import Repository
-from edgesplit_controller.rotation import Rotation
-from edgesplit_controller.settings import Settings
-from edgesplit_controller.up import _assemble
 from edgesplit_offload.server import OffloadServer
 from fuzzing import fuzzed
 from handmade_release import CUT as GOOD_NAME
@@ -255,10 +252,8 @@ def test_what_a_device_tells_of_itself_moves_no_plan(tmp_path: Path) -> None:
     """A hostile device claims to be a thousand times as fast, and on an endless link: the plan of its class is the same
     to the last digit, for plans are made of profiles and of what the operator measured."""
     with ExitStack() as stack:
-        authority, repository = Authority(tmp_path / "keys"), Repository(tmp_path / "tuf")
-        (tmp_path / "offload").mkdir()
-        (tmp_path / "offload" / "root.json").write_bytes(repository.root_bytes)
-        controller, delivery, _ = _assemble(Settings(data=tmp_path), authority, repository, Rotation(repository), stack)
+        authority = Authority(tmp_path / "keys")
+        controller, delivery = assembled(tmp_path, authority, stack)
         part = controller.blobs.incoming_file()
         part.write_bytes(a_model())
         controller.push(part, "small", "", {})

@@ -19,6 +19,9 @@ from edgesplit_controller.database import TelemetryRow, record
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 OPEN = {
+    ("GET", "/"),
+    ("GET", "/favicon.svg"),
+    ("GET", "/assets/{name}"),
     ("GET", "/v1/health"),
     ("POST", "/v1/enrol"),
     ("POST", "/v1/renew"),

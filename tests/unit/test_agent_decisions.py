@@ -219,8 +219,8 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(20):
         many.answer(("m", number), 1.0, lambda: 1)
         large.answer(("m", number), 1.0, lambda: 1)
-    assert len(many._futures) <= 4
-    assert len(large._futures) <= 1
+    assert len(many._running) <= 4
+    assert len(large._running) <= 1
 
 
 def test_one_id_with_other_tensors_is_another_request() -> None:

@@ -324,7 +324,7 @@ def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> No
         for number in range(1000):
             wishes = Wishes(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", wishes=wishes)
-        assert len(engine._last_good._kept) <= 64 and len(engine._once._futures) <= 256
+        assert len(engine._last_good._kept) <= 64 and len(engine._once._running) <= 256
         assert engine._processor.here == 0 and len(engine._processor._shares.used) <= 1
         assert engine._running.threads <= 128
 

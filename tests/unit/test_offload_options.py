@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.runtime.setup import Setup
+from edgesplit_controller.settings import Settings
+from edgesplit_controller.up import offload_command
 from edgesplit_offload import options as given
 
 ALWAYS = ["--releases", "r", "--root", "root.json"]
@@ -69,3 +72,14 @@ def test_bits_are_kept_unless_speed_is_asked_for() -> None:
     """`--mode fast` has to be said; threads go with either."""
     assert given.engine(parsed()).setup == Setup()
     assert given.engine(parsed("--mode", "fast", "--threads", "2")).setup == Setup(threads=2, optimise="fast")
+
+
+def test_a_controller_hands_its_offload_server_the_mode_it_was_told(tmp_path: Path) -> None:
+    """`edgectl up --offload-mode fast`; bits stay the default."""
+    root = tmp_path / "offload" / "root.json"
+    root.parent.mkdir()
+    root.write_text("{}")
+    for settings, mode in ((Settings(tmp_path), "exact"), (Settings(tmp_path, offload_mode="fast"), "fast")):
+        command = offload_command(settings)
+        assert command[command.index("--mode") + 1] == mode
+        assert given.checked(given.parser().parse_args(command[3:])).mode == mode

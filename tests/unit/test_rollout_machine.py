@@ -154,7 +154,8 @@ class Rollouts(RuleBasedStateMachine):
             self.world.settle(seconds=61.0, most=10)
             if not self.world.active:
                 break
-        assert not self.world.active
+        stuck = {number: self.world.members(number) for number in self.world.active}
+        assert not stuck, stuck
         self.world.work(times=4)
         for name, device in self.world.fleet.items():
             assert device.runs == device.wanted or (device.wanted == BAD and device.state == "rolled back"), name

@@ -97,6 +97,23 @@ def test_devices_that_succeeded_stay_unless_the_terms_say_rollback(
     assert {world.running()[name] for name in set(fleet(10)) - set(canaries)} == {OLD}
 
 
+def test_a_plain_deployment_leaves_failing_devices_to_themselves(world: World) -> None:
+    """They run what they ran before, are still wanted to run the new one, and may mend by themselves meanwhile: a disk
+    that was full. Stopping the rollout takes them back, too."""
+    world.enrol(*fleet(3))
+    world.fleet["cam-000"].mood, world.fleet["cam-001"].mood = "stuck", "frail"
+    number = world.deploy(NEW)
+    world.settle(most=5)
+    assert world.members(number)["cam-001"]["state"] == "failed" and world.state(number) == "running"
+    assert world.fleet["cam-001"].wanted == NEW and world.fleet["cam-001"].runs == OLD
+    world.fleet["cam-001"].mood, world.fleet["cam-001"].state = "good", "fetching"
+    world.settle(most=5)
+    assert world.members(number)["cam-001"]["state"] == "succeeded" and not world.shown(number)["failures"]
+    world.rollouts.command(number, "rollback")
+    world.settle()
+    assert set(world.running().values()) == {OLD} and {one.wanted for one in world.fleet.values()} == {OLD}
+
+
 def test_a_rollback_takes_everybody_to_what_they_ran_before(world: World) -> None:
     """Each device to its own release before; the one that had none stays. A second rollback finds nothing."""
     world.enrol("a", "b", runs=OLD)
@@ -372,6 +389,23 @@ def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: World) -> 
     world.rollouts.follow()
     world.settle(most=5)
     assert world.fleet["late-3"].wanted == "" and not world.active
+
+
+def test_a_device_that_falls_silent_while_it_goes_back_holds_up_no_end(world: World) -> None:
+    """It is awaited for a while and then only told of: whenever it comes it obeys. (Once it stayed `told`, and the
+    rollout `aborting`, for a day.)"""
+    world.enrol(*fleet(3))
+    number = world.deploy(NEW)
+    world.fleet["cam-001"].mood = "silent"
+    world.rollouts.command(number, "abort")
+    world.settle(seconds=61.0, most=15)
+    assert world.state(number) == "aborted"
+    one = world.members(number)["cam-001"]
+    assert one["state"] == "timed out" and one["cause"] == "it has not said yet that it went back"
+    world.fleet["cam-001"].mood = "good"
+    world.state_all()
+    world.work(times=4)
+    assert set(world.running().values()) == {OLD}
 
 
 def test_a_revoked_device_is_skipped(world: World) -> None:

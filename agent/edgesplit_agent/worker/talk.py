@@ -20,6 +20,7 @@ from edgesplit.errors import MalformedMessage
 from edgesplit.inputs import InputSpec
 from edgesplit.release import Slice
 from edgesplit.runtime.setup import Setup
+from edgesplit.settled import settle
 
 MESSAGE_BYTES = 128 * 1024
 MOST_FILES = 8
@@ -211,3 +212,6 @@ class Channel(Generic[T]):
             return self._decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
             raise MalformedMessage(f"between agent and worker: {error}") from error
+
+
+settle(__name__)

@@ -32,9 +32,9 @@ _OPTIONS = (
         "--gate",
         "gates",
         multiple=True,
-        metavar="WHAT<BOUND",
+        metavar="'WHAT<BOUND'",
         help="What the release must hold on each device before it counts: p95<150ms, errors<1%, fallbacks<10%,"
-        " memory<400MB, celsius<80, joules<0.5, drift<1%. Golden inputs always.",
+        " memory<400MB, celsius<80, joules<0.5, drift<1%. Golden inputs always. In quotes, for the shell.",
     ),
     click.option(
         "--gate-after",

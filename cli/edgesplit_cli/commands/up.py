@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -11,6 +11,9 @@ from edgesplit.errors import UsageError
 from edgesplit.seen.logs import FORMATS, Format
 from edgesplit_cli.addresses import METRICS
 from edgesplit_controller.settings import BrokerKind, Settings
+
+if TYPE_CHECKING:
+    from edgesplit.runtime.setup import Optimise
 
 
 @click.command()
@@ -62,6 +65,13 @@ from edgesplit_controller.settings import BrokerKind, Settings
 @click.option("--api-url", default="", help="URL of the API that devices are told: a load balancer's.")
 @click.option("--metrics", type=METRICS, default=None, help="Answer Prometheus about the controller there.")
 @click.option("--offload-metrics", type=METRICS, default=None, help="Answer Prometheus about the offload server there.")
+@click.option(
+    "--offload-mode",
+    type=click.Choice(["exact", "fast"]),
+    default="exact",
+    show_default=True,
+    help="exact: the offload server gives the whole model's bits. fast: it may fuse further, and last digits differ.",
+)
 @click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
 @click.pass_obj
 def up(
@@ -85,6 +95,7 @@ def up(
     api_url: str,
     metrics: tuple[str, int] | None,
     offload_metrics: tuple[str, int] | None,
+    offload_mode: Optimise,
     log_format: Format,
 ) -> None:
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
@@ -95,7 +106,7 @@ def up(
     given |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
     given |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
     given |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
-    settings = Settings(data=data, hosts=hosts, offload=not no_offload, **given)
+    settings = Settings(data=data, hosts=hosts, offload=not no_offload, offload_mode=offload_mode, **given)
     if print_broker_config is None:
         run(settings, ready=_announce)
         return

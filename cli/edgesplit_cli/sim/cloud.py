@@ -8,14 +8,14 @@ written any more, the next `start` finds what is on disk. `backup` and `restore`
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from edgesplit import messages
 from edgesplit.errors import EdgeError
 from edgesplit.identity import Claim, Enrolled, EnrolmentRequest, decode_document, encode_document
 from edgesplit.testing.broker import LocalBroker, LocalSession
-from edgesplit.testing.hub import Hub, Timer
+from edgesplit.testing.hub import Hub
 from edgesplit_cli.sim.releases import SimulatedRelease
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER
@@ -30,8 +30,16 @@ from edgesplit_controller.planning import Planning, Wish
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.repository import Repository
+from edgesplit_controller.rollout.asked import PLAIN, Asked
+from edgesplit_controller.rollout.engine import Rollouts, Wanted
+from edgesplit_controller.stating import Stating
 
 TEND_S = 60.0
+STEP_S = 2.0
+"""Between two steps of the rollouts, where devices say nothing new..."""
+NEWS_S = 0.5
+"""...and after they did."""
+FOLLOW_STEPS = 30
 WAKES_S = 0.2
 """How late the controller's workers wake: what comes meanwhile is taken in together."""
 STATEMENT_S = 30 * 86_400
@@ -49,6 +57,7 @@ class SimulatedController:
         url: str = "",
         stale_after_s: float = 10.0,
         tend_s: float = TEND_S,
+        step_s: float = STEP_S,
         wakes_s: float = WAKES_S,
     ) -> None:
         """`url`: of the database; empty: SQLite in the folder."""
@@ -59,10 +68,11 @@ class SimulatedController:
         self.starts = 0
         self._stale_after_s = stale_after_s
         self._tend_s = tend_s
+        self._step_s = step_s
         self._wakes_s = wakes_s
+        self._steps = 0
         self._restored = False
         self._session: LocalSession | None = None
-        self._timers: list[Timer] = []
         self._tasks: list[tuple[float, Callable[[SimulatedController], None]]] = []
         broker.let_in = self._let_in
 
@@ -92,6 +102,7 @@ class SimulatedController:
         self.director = Director(
             self.database, self.repository.sign_statement, statement_s=STATEMENT_S, now=now, tiers=gateways
         )
+        self.rollouts = Rollouts(self.database, self.director, now=now, announce=lambda told: self.delivery.tell(told))
         self.delivery = Delivery(
             Sources(
                 metadata=self.repository.read,
@@ -100,6 +111,7 @@ class SimulatedController:
                 hear=self._hear,
                 statements=self.director.statements,
                 flooding=self._flooding,
+                confirm=Stating(self.database).confirm,
             ),
             self.hub.late(self._wakes_s),
         )
@@ -107,6 +119,8 @@ class SimulatedController:
             self.director.restate()
             self._restored = False
         self._connect()
+        self.rollouts.excuse_absence()
+        self._every(self._step_s, self._step)
         self._every(self._tend_s, self._tend)
         for seconds, act in self._tasks:
             self._every(seconds, lambda act=act: act(self))  # type: ignore[misc]
@@ -124,9 +138,6 @@ class SimulatedController:
             return
         session.vanish()
         self.broker.leave(session, will=False)
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
         self.delivery.stop()
         self.database.close()
 
@@ -172,12 +183,12 @@ class SimulatedController:
         self.releasing.publish(model, self.blobs.put(release.raw), Wish())
         return release.digest
 
-    def deploy(self, release: SimulatedRelease, devices: Collection[str]) -> int:
-        """Tell these devices to run it; the deployment's number."""
+    def deploy(self, release: SimulatedRelease, devices: Collection[str], asked: Asked = PLAIN) -> int:
+        """Begin to bring it to these devices; the rollout's number."""
+        chosen = [one for one in self.devices.all() if one.name in set(devices)]
         model = f"{release.model}@{release.version}"
-        number = self.director.deploy(release.digest, model, devices, targets=sorted(devices), options={})
-        self.delivery.tell(devices)
-        return number
+        wanted = Wanted(release.digest, model, chosen, targets=sorted(devices), asked=asked)
+        return self.rollouts.make(wanted).number
 
     def revoke(self, device: str) -> None:
         """Take a device's right away."""
@@ -197,14 +208,30 @@ class SimulatedController:
         session.start()
 
     def _every(self, seconds: float, act: Callable[[], None]) -> None:
+        def again() -> None:
+            act()
+            self._every(seconds, act)
+
+        self._after(seconds, again)
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Unless the controller has been killed by then."""
         started = self.starts
 
-        def again() -> None:
+        def begin() -> None:
             if self.is_running and self.starts == started:
                 act()
-                self._timers = [*self._timers[-50:], self.hub.call_later(seconds, again)]
 
-        self._timers.append(self.hub.call_later(seconds, again))
+        self.hub.call_later(seconds, begin)
+
+    def _step(self) -> None:
+        """As `RolloutLoop` does; once in a while devices that know more are followed."""
+        while self.rollouts.step_all():
+            pass
+        self._steps += 1
+        if self._steps % FOLLOW_STEPS == 0:
+            self.rollouts.follow()
+            self.rollouts.catch_up()
 
     def _tend(self) -> None:
         self.repository.refresh_timestamp()
@@ -218,6 +245,7 @@ class SimulatedController:
             self.broker.end(device)
         if any(isinstance(message, messages.Reported) for _, message in said):
             self.delivery.tell(self.director.settle())
+            self._after(NEWS_S, self._step)
 
     def _flooding(self, device: str, dropped: int) -> None:
         if self.devices.hold(device, dropped):
@@ -243,8 +271,3 @@ class SimulatedController:
             session.add(model)
             session.flush()
             return model
-
-
-def statements_of(director: Director, devices: Sequence[str]) -> Mapping[str, bytes]:
-    """What each device was told last."""
-    return director.statements(devices)

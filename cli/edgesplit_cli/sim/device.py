@@ -43,6 +43,10 @@ class Vanishing(Connection, Protocol):
         """The way to the broker is cut, and neither side is told."""
         ...
 
+    def mend(self) -> None:
+        """It is whole again."""
+        ...
+
 
 @dataclass
 class Surroundings:
@@ -164,6 +168,8 @@ class SimulatedDevice:
     def mend(self) -> None:
         """It has one again."""
         self.around.way.cut = False
+        if self._on is not None:
+            self._on.mend()
 
     def hang(self) -> None:
         """It stays connected, and does nothing more."""
@@ -257,6 +263,10 @@ class _Powered:
     def cut(self) -> None:
         if self._session is not None:
             self._session.cut()
+
+    def mend(self) -> None:
+        if self._session is not None:
+            self._session.mend()
 
     def stop(self) -> None:
         self._ended = True

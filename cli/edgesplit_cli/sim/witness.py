@@ -27,8 +27,8 @@ MOST_KEPT = 50
 class Witness:
     """One fleet's."""
 
-    signed: set[str] = field(default_factory=set)
-    """SHA-256 of everything that was signed."""
+    signed: set[str] | None = field(default_factory=set)
+    """SHA-256 of everything that was signed; None: that is not known here."""
     broken: list[str] = field(default_factory=list)
     """What may not be, in words; the first of them."""
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class Witness:
     def loaded(self, device: str, sha256: str) -> None:
         """A device loads a file of these bytes."""
         self.loads += 1
-        if sha256 not in self.signed:
+        if self.signed is not None and sha256 not in self.signed:
             self.complain(f"{device} loads a file that was never signed: {sha256[:12]}")
 
     def said(self, topic: str, payload: bytes) -> None:

@@ -136,47 +136,6 @@ class DeploymentShape(Shape):
     created: float
 
 
-class StageShape(Shape):
-    """A stage of a rollout."""
-
-    number: int
-    asked: str
-    devices: int
-    began: float | None
-    states: dict[str, int]
-    needs_approval: bool
-
-
-class RolloutShape(Shape):
-    """A deployment on its way, whole but for its devices."""
-
-    id: int
-    state: str
-    why: str
-    model: str
-    release: str
-    targets: list[str]
-    who: str
-    created: float
-    began: float | None
-    ended: float | None
-    devices: int
-    states: dict[str, int]
-    stages: list[StageShape]
-    failures: list[dict[str, Any]]
-    terms: dict[str, Any]
-
-
-class RolloutDeviceShape(Shape):
-    """Where a device stands in a rollout."""
-
-    device: str
-    position: int
-    stage: int
-    state: str
-    cause: str
-
-
 class Drifted(Shape):
     """What plans of a model assumed, and what was measured since."""
 
@@ -306,6 +265,40 @@ class ProfileShape(Shape):
     description: str
 
 
+class FleetShape(Shape):
+    """How many devices are how."""
+
+    at: float
+    devices: dict[str, int]
+    agents: list[dict[str, Any]]
+    classes: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    conditions: list[dict[str, Any]]
+    lately_s: float
+
+
+class HistoryShape(Shape):
+    """What a device told, added up; by model."""
+
+    device: str
+    span: str
+    buckets: dict[str, list[dict[str, Any]]]
+
+
+class BundleShape(Shape):
+    """A device's log bundle."""
+
+    id: str
+    device: str
+    who: str
+    asked: float
+    state: str
+    why: str
+    total: int
+    received: int
+
+
 class DeviceState(Shape):
     """What has become of a device."""
 
@@ -405,6 +398,71 @@ class Verdict(Shape):
     lines: int
     hash: str
     problem: str
+
+
+class StageShape(Shape):
+    """A stage of a rollout: how many of its devices are in which state."""
+
+    number: int
+    asked: str
+    devices: int
+    began: float | None
+    states: dict[str, int]
+    succeeded: int
+    failures: int
+    open: int
+    needs_approval: bool
+
+
+class CauseShape(Shape):
+    """What failures have in common, and a few of the devices."""
+
+    kind: str
+    count: int
+    example: str
+    devices: list[str]
+
+
+class RolloutShape(Shape):
+    """A release on its way: `state`, why, what it waits for, its stages, failures by cause."""
+
+    id: int
+    state: str
+    why: str
+    waits_for: str
+    model: str
+    release: str
+    targets: list[str]
+    who: str
+    created: float
+    began: float | None
+    ended: float | None
+    changed: float
+    following: bool
+    superseded_by: int | None
+    stage: int
+    devices: int
+    states: dict[str, int]
+    stages: list[StageShape]
+    failures: list[CauseShape]
+    terms: dict[str, Any]
+
+
+class RolloutDeviceShape(Shape):
+    """Where a device of a rollout stands. `counts`: as failed, in its stage's threshold."""
+
+    device: str
+    position: int
+    stage: int
+    state: str
+    cause: str
+    kind: str
+    previous: str | None
+    counter: int
+    told_at: float | None
+    ran_at: float | None
+    goes_back: bool
+    counts: bool
 
 
 def answers(shape: Any) -> dict[int | str, dict[str, Any]]:

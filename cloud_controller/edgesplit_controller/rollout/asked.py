@@ -58,14 +58,15 @@ def terms_of(asked: Asked, now: float) -> Terms:
     """The terms that were asked for, whole and in bounds."""
     stages = parse_stages(asked.stages)
     gates = _gates(asked)
-    careful = len(stages) > 1 or bool(asked.gates)
+    staged = len(stages) > 1 or bool(asked.gates)
+    careful = staged or bool(asked.abort_when_failed) or asked.when_failed == "rollback"
     if asked.prefer:
         parse_selector(asked.prefer)
     timeout_s = parse_duration(asked.device_timeout, "the device time-out") if asked.device_timeout else 86_400.0
     return Terms(
         stages=stages,
         rate=parse_rollout_rate(asked.rate) if asked.rate else None,
-        abort_when_failed=_abort(asked.abort_when_failed, careful),
+        abort_when_failed=_abort(asked.abort_when_failed, staged),
         next_when_succeeded=_portion(asked.next_when_succeeded, "success threshold")
         if asked.next_when_succeeded
         else None,
@@ -77,6 +78,7 @@ def terms_of(asked: Asked, now: float) -> Terms:
         gates=gates,
         prefer=asked.prefer,
         follow=asked.follow,
+        send_back=careful,
         when_failed=_one_of(asked.when_failed, ("stay", "rollback"), "when failed"),  # type: ignore[arg-type]
     )
 
@@ -170,9 +172,9 @@ def _gates(asked: Asked) -> Gates:
     return parse_gates(asked.gates, requests=requests, seconds=seconds)
 
 
-def _abort(text: str, careful: bool) -> Portion | None:
+def _abort(text: str, staged: bool) -> Portion | None:
     if not text:
-        return ABORT_WHEN_FAILED if careful else None
+        return ABORT_WHEN_FAILED if staged else None
     return None if text == "never" else _portion(text, "abort threshold")
 
 

@@ -25,15 +25,16 @@ Known = Callable[[Member], Evidence]
 
 def advance(member: Member, rollout: Rollout, seen: Seen, known: Known, now: float) -> Member:
     """The device as it stands now. What it must be told (`failed`, not yet `goes_back`) is the caller's to see to."""
-    if member.state in ("skipped", "superseded") or (member.state == "gone back" and not member.goes_back):
+    if member.state in ("skipped", "superseded", "gone back"):
         return member
     if seen.revoked:
         return replace(member, state="skipped", cause="the device was revoked", goes_back=False, counts=False)
     if not seen.ours:
         return replace(member, state="superseded", goes_back=False)
-    if member.goes_back:
+    if member.sent_back:
         return _return(member, rollout, seen.report, now)
-    if member.state in ON_THE_WAY or member.state == "timed out":
+    retries = member.state == "failed" and not rollout.terms.send_back
+    if member.state in ON_THE_WAY or member.state == "timed out" or retries:
         return _timed(_heard(member, rollout, seen.report, known, now), rollout, now)
     return member
 
@@ -78,13 +79,13 @@ def _timed(member: Member, rollout: Rollout, now: float) -> Member:
 
 
 def _return(member: Member, rollout: Rollout, report: Report | None, now: float) -> Member:
-    """It was told to go back: it has, as soon as it says so; and is awaited no longer than others are."""
+    """It was told to go back: it has, as soon as it says so, however late; it is awaited for `GO_BACK_S`."""
     if report is not None and report.counter >= member.counter and report.wanted == member.previous:
         if report.state == "running" and report.release == member.previous:
             return replace(member, state="gone back", goes_back=False)
-        if report.state in BAD:
+        if report.state in BAD and member.goes_back:
             return _stuck(member, f"it could not go back: {report.detail or report.state}", f"back: {kind_of(report)}")
-    if now < member.told_at + min(GO_BACK_S, rollout.terms.device_timeout_s):
+    if not member.goes_back or now < member.told_at + min(GO_BACK_S, rollout.terms.device_timeout_s):
         return member
     return _stuck(member, "it has not said yet that it went back", "it has not said yet that it went back")
 
@@ -92,7 +93,8 @@ def _return(member: Member, rollout: Rollout, report: Report | None, now: float)
 def _stuck(member: Member, cause: str, kind: str) -> Member:
     """It is not awaited any more; why it failed at first is told first."""
     cause = f"{member.cause}; {cause}" if member.cause else cause
-    return replace(member, goes_back=False, cause=cause[:LONGEST_CAUSE], kind=member.kind or kind)
+    state = member.state if member.state == "failed" else "timed out"
+    return replace(member, state=state, goes_back=False, cause=cause[:LONGEST_CAUSE], kind=member.kind or kind)
 
 
 def fail(member: Member, cause: str, kind: str) -> Member:

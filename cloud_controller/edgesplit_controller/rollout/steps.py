@@ -175,10 +175,12 @@ def _unwind(look: _Look) -> None:
 def _goes_back(member: Member, rollout: Rollout) -> bool:
     if member.state == "succeeded":
         return rollout.state == "rolling back"
-    return member.state in ON_THE_WAY or member.state == "timed out"
+    return member.state in ON_THE_WAY or member.state in ("timed out", "failed")
 
 
 def _send_failing_back(look: _Look) -> None:
+    if not look.rollout.terms.send_back:
+        return
     failed = [one for one in look.members.values() if one.state == "failed" and one.previous and not one.sent_back]
     _take_back(look, failed)
 

@@ -190,10 +190,12 @@ def supersede(session: Session, rollout: Rollout) -> list[int]:
 
 
 def prefetch(session: Session, model: str, names: Collection[str]) -> list[object]:
-    """Rows that telling these devices will ask for one by one; they stay known while the list is held."""
+    """Rows that telling these devices will ask for one by one; they stay known while the list is held. The devices are
+    locked in the order of their names, as `Database.hear` does it: the two never wait for each other."""
     found: list[object] = []
     for some in _in_parts(sorted(names)):
-        found += session.scalars(select(Device).where(Device.name.in_(some))).all()
+        devices = select(Device).where(Device.name.in_(some)).order_by(Device.name)
+        found += session.scalars(devices.with_for_update(key_share=True)).all()
         found += session.scalars(select(Desired).where(Desired.device.in_(some), Desired.model == model)).all()
     return found
 

@@ -104,6 +104,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """An expression (`selecting`): these devices come first."""
     follow: bool = False
     """Devices that come to be meant later are told, too."""
+    send_back: bool = False
+    """Devices that fail are told what they ran before, and do not try again. Otherwise they are left to themselves:
+    they run it anyway, and try again what time may mend (a full disk)."""
     when_failed: Literal["stay", "rollback"] = "stay"
     """What becomes of devices that succeeded when the rollout fails."""
 

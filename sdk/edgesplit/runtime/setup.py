@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from edgesplit.settled import settle
+
 Optimise = Literal["exact", "fast"]
 """`exact`: slice by slice as they were cut, the whole model's bits on one machine. `fast`: engines may fuse further,
 across neighbouring slices too; outputs differ in their last digits (`edgesplit_agent.active.RELATIVE_TOLERANCE`)."""
@@ -28,3 +30,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """For people: `4 threads, spinning, fast, merged`."""
         said = [f"{self.threads} thread{'s' * (self.threads != 1)}", *["spinning"] * self.spinning, self.optimise]
         return ", ".join([*said, *["merged"] * self.merge, *self.providers])
+
+
+settle(__name__)

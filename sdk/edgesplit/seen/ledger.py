@@ -16,6 +16,7 @@ import msgspec
 from edgesplit.errors import MalformedMessage
 from edgesplit.seen.families import BY_NAME, Family
 from edgesplit.seen.histogram import Histogram
+from edgesplit.settled import settle
 
 MOST_SERIES = 512
 """Of one family."""
@@ -150,3 +151,6 @@ def unpacked(raw: bytes) -> list[Series]:
         if family is None or len(one.labels) != len(family.labels) or len(one.counts) != buckets:
             raise MalformedMessage(f"counted metrics: {one.family[:80]!r} is not as this version counts it")
     return series
+
+
+settle(__name__)

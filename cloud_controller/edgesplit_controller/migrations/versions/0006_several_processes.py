@@ -1,4 +1,4 @@
-"""Several controller processes on one database: leases, and what of a device's statements was published."""
+"""Leases, what of a device's statements was published, and which devices come from a backup."""
 
 from __future__ import annotations
 
@@ -21,4 +21,5 @@ def upgrade() -> None:
         sa.Column("expires", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
     )
+    op.add_column("devices", sa.Column("restored", sa.Double(), nullable=True))
     op.add_column("devices", sa.Column("stated", BIG, nullable=False, server_default="0"))

@@ -1,0 +1,31 @@
+"""The parts of a controller without broker, API and processes, for tests that call them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.ca import Authority
+from edgesplit_controller.controller import Controller
+from edgesplit_controller.database import Database
+from edgesplit_controller.delivery import Delivery
+from edgesplit_controller.leases import Lease
+from edgesplit_controller.repository import Repository
+from edgesplit_controller.rotation import Rotation
+from edgesplit_controller.settings import Settings
+from edgesplit_controller.up import _assemble
+
+
+def assembled(folder: Path, authority: Authority, stack: ExitStack) -> tuple[Controller, Delivery]:
+    """As `up` puts them together on that folder; `stack` closes the database."""
+    repository = Repository(folder / "tuf")
+    (folder / "offload").mkdir()
+    (folder / "offload" / "root.json").write_bytes(repository.root_bytes)
+    database = Database(f"sqlite:///{folder / 'controller.db'}")
+    stack.callback(database.close)
+    made = _assemble(
+        Settings(data=folder), database, BlobStore(folder / "blobs"), authority, repository, Rotation(repository),
+        Lease(database, "controller"),
+    )  # fmt: skip
+    return made[0], made[1]

@@ -1,0 +1,104 @@
+"""Yesterday's backup, restored under devices that live: they keep what they were told since, and nobody is told to go
+below its counter."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from controller_world import Device, Up, enrolled, eventually, tiny_model
+from edgesplit import messages
+from edgesplit.release import Statement
+from edgesplit_cli.main import cli
+
+
+def edgectl(*words: object) -> str:
+    """The command, with a passphrase at hand."""
+    done = CliRunner(env={"EDGESPLIT_PASSPHRASE": "correct horse"}).invoke(cli, [str(word) for word in words])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.output
+
+
+def runs(device: Device, statement: Statement) -> None:
+    """The device says that it acts upon this statement."""
+    said = messages.Reported(device.number, statement.counter, ())
+    device.say("reported", said, qos=1, retain=True)
+
+
+def born_again(device: Device) -> None:
+    """Connected to the broker that came back, the device says so under a new session."""
+    assert device.session.wait_connected(60)
+    device.number += 1
+    birth = messages.Birth(device.number, 0.1, "test", "raspberrypi4", True, "http://127.0.0.1:1", device.start)
+    device.say("birth", birth, qos=1, retain=True)
+
+
+def test_a_release_made_after_the_backup_is_not_replaced_by_it(tmp_path: Path) -> None:
+    """Backup while the controller runs, another release, the folder is lost, restore: the device that was told the
+    newer one is told nothing until an operator deploys, and then above its counter. One that was told nothing since is
+    as it was. Releases, models and the offload server's folder are there again."""
+    up = Up(tmp_path / "data")
+    assert up.start() == "ready"
+    up.ok("POST", "/v1/models?name=tiny", tiny_model())
+    moved, same = enrolled(up, "moved", tmp_path), enrolled(up, "same", tmp_path)
+    old = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "device", "to": ["all"]})["release"]
+    acted_upon = {device.name: device.statement() for device in (moved, same)}
+    for device in (moved, same):
+        runs(device, acted_upon[device.name])
+
+    file = tmp_path / "yesterday.backup"
+    assert "sealed" in edgectl("--data", up.data, "backup", file)
+
+    new = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "conv1", "to": ["moved"]})["release"]
+    newer = moved.statement()
+    while newer.releases[0].release != new:
+        newer = moved.statement()
+    up.end(signal.SIGKILL)
+    shutil.rmtree(up.data)
+    assert "2 devices" in edgectl("--data", up.data, "restore", file)
+    assert up.start() == "ready"
+
+    for device in (moved, same):
+        born_again(device)
+    runs(moved, newer)
+    runs(same, acted_upon["same"])
+    eventually("the one is ahead", lambda: up.ok("GET", "/v1/devices/moved")["counter"] == newer.counter)
+    eventually("the other is as it was", lambda: up.ok("GET", "/v1/devices/same")["restored"] is None)
+    assert up.ok("GET", "/v1/devices/moved")["restored"] is not None
+    assert [one["release"] for one in up.ok("GET", "/v1/releases")] == [old]
+    assert (up.data / "offload" / "releases" / old / "manifest.json").is_file()
+
+    assert moved.came[messages.topic("moved", "desired")].empty(), "it was told something that nobody asked for"
+    again = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "device", "to": ["all"]})["release"]
+    assert again == old
+    raw = moved.next(messages.topic("moved", "desired"))[0]
+    moved.trust.refresh(moved.fetch)
+    commanded = moved.trust.statement(raw, "moved", install=True)
+    assert commanded.counter > newer.counter and [one.release for one in commanded.releases] == [old]
+    assert up.ok("GET", "/v1/devices/moved")["restored"] is None
+    for device in (moved, same):
+        device.session.stop()
+    up.end()
+
+
+def test_a_backup_of_nothing_is_refused(tmp_path: Path) -> None:
+    """Where no controller ever was."""
+    words = ["--data", str(tmp_path / "none"), "backup", str(tmp_path / "x")]
+    done = CliRunner(env={"EDGESPLIT_PASSPHRASE": "p"}).invoke(cli, words)
+    assert "no controller's data folder" in str(done.exception) and not list(tmp_path.iterdir())
+
+
+def test_nothing_is_restored_under_a_controller_that_runs(tmp_path: Path) -> None:
+    """Not even by force."""
+    up = Up(tmp_path / "data")
+    assert up.start() == "ready"
+    file = tmp_path / "a.backup"
+    edgectl("--data", up.data, "backup", file, "--without-blobs")
+    words = ["--data", str(up.data), "restore", str(file), "--force"]
+    done = CliRunner(env={"EDGESPLIT_PASSPHRASE": "correct horse"}).invoke(cli, words)
+    assert f"a controller runs on {up.data}" in str(done.exception)
+    assert up.ok("GET", "/v1/devices") == []
+    up.end()

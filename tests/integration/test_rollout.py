@@ -1,0 +1,104 @@
+"""Rollouts through the product's own commands: a controller, its broker and two emulated agents as processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness import Agent, Cloud, eventually, frame_input, frames
+
+
+@pytest.fixture(scope="module")
+def fleet(cloud: Cloud) -> Iterator[list[Agent]]:
+    """Two emulated devices that run the digits model, whole, in the cloud."""
+    cloud.push_digits()
+    agents = [cloud.agent("cam-1"), cloud.agent("cam-2")]
+    cloud.edgectl("deploy", "digits", "--partition", "cloud", "--to", "all", "--wait", "90")
+    yield agents
+
+
+def runs(cloud: Cloud, name: str) -> str:
+    """The release that a device says it runs, found healthy."""
+    models = cloud.api.get(f"/v1/devices/{name}")["models"]
+    return next((one["release"] for one in models if one["state"] == "running"), "")
+
+
+def ended(cloud: Cloud, number: int, code: int) -> dict[str, Any]:
+    """Watch a rollout until it ends, by the command that scripts use; the last that it said."""
+    command = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(cloud.data), "rollout", "status", str(number)]
+    done = subprocess.run([*command, "--watch", "--json"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, f"{done.returncode}: {done.stdout[-2_000:]} {done.stderr}"
+    last: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return last
+
+
+def test_a_canary_runs_first_and_the_rest_follow_when_approved(cloud: Cloud, fleet: list[Agent]) -> None:
+    """One device changes; nothing happens to the other until an operator approves; then it follows, and `status
+    --watch` ends with 0. A rollback takes both back, and ends with 13."""
+    before = runs(cloud, "cam-1")
+    made = cloud.json(
+        "deploy", "digits", "--partition", "device", "--to", "all", "--canary", "1", "--approve-stage", "2"
+    )
+    number, release = made["rollout"], made["release"]
+    assert release != before
+
+    def waits() -> dict[str, Any] | None:
+        shown = cloud.api.get(f"/v1/rollouts/{number}")
+        return shown if shown["state"] == "waiting" else None
+
+    shown = eventually("the rollout waits for approval", waits)
+    assert [stage["states"] for stage in shown["stages"]] == [{"succeeded": 1}, {"queued": 1}]
+    assert sorted([runs(cloud, "cam-1"), runs(cloud, "cam-2")]) == sorted([before, release])
+    assert f"edgectl rollout approve {number}" in shown["waits_for"]
+
+    cloud.edgectl("rollout", "approve", str(number))
+
+    assert ended(cloud, number, 0)["states"]["succeeded"] == 2
+    assert {runs(cloud, "cam-1"), runs(cloud, "cam-2")} == {release}
+    cloud.edgectl("rollout", "rollback", str(number))
+    assert ended(cloud, number, 13)["states"]["gone back"] == 2
+    assert {runs(cloud, "cam-1"), runs(cloud, "cam-2")} == {before}
+    answer = fleet[0].infer("digits", frame_input(frames(1)[0][0]))
+    assert answer.outputs["probabilities"].shape == (1, 10)
+
+
+def test_a_device_that_is_off_holds_up_nobody(cloud: Cloud, fleet: list[Agent]) -> None:
+    """Its process is killed: the other runs the release, and a newer deployment goes out at once. The device runs the
+    newest when it is back, and has never heard of the one between."""
+    off, on = fleet
+    off.process.kill()
+    made = deploy(cloud, "device")
+    eventually(f"{on.name} runs it", lambda: runs(cloud, on.name) == made["release"])
+    states = cloud.api.get(f"/v1/rollouts/{made['rollout']}")["states"]
+    assert states["told"] == 1 and states["queued"] == 0
+
+    newer = deploy(cloud, "auto")
+    assert newer["supersedes"] == [{"rollout": made["rollout"], "devices": 1}]
+    off.start()
+
+    eventually("the newer one has ended", lambda: cloud.api.get(f"/v1/rollouts/{newer['rollout']}")["ended"])
+    assert {runs(cloud, off.name), runs(cloud, on.name)} == {newer["release"]}
+    older = cloud.api.get(f"/v1/rollouts/{made['rollout']}")
+    assert older["state"] == "finished" and older["superseded_by"] == newer["rollout"]
+
+
+def deploy(cloud: Cloud, partition: str) -> Any:
+    """A plain deployment to both."""
+    return cloud.api.post("/v1/deployments", {"model": "digits", "partition": partition, "to": ["all"]})
+
+
+def test_commands_refuse_what_does_not_apply(cloud: Cloud, fleet: list[Agent]) -> None:
+    """With the reason, and the codes of a wrong call; nothing is made of an expression with a typo."""
+    newest = cloud.api.get("/v1/rollouts")[-1]
+    assert "it is finished" in cloud.edgectl("rollout", "pause", str(newest["id"]), code=2)
+    refused = cloud.edgectl("deploy", "digits", "--to", "kind=lab and", code=2)
+    assert "kind=lab and\n" in refused and " " * 16 + "^" in refused
+    assert cloud.api.get("/v1/rollouts")[-1]["id"] == newest["id"]
+    table = cloud.edgectl("rollout", "list")
+    assert "finished" in table and "rolled back" in table
+    assert "█" in cloud.edgectl("rollout", "status")
