@@ -49,7 +49,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         world.rollout(1, ["cam-1"])
         world.rollout(2, ["cam-2"])
         with world.database.write() as session:
-            session.add(TelemetryRow(device="cam-1", at=1.0, content={"rtt_s": 1.0}))
+            session.add(TelemetryRow(device="cam-1", at=1.0, stored=1.0, session=1, sequence=0, content={"rtt_s": 1.0}))
         yield world
 
 
