@@ -23,6 +23,7 @@ from edgesplit_cli.commands import (
     deploy,
     devices,
     export,
+    fleet,
     infer,
     keys,
     login,
@@ -34,6 +35,7 @@ from edgesplit_cli.commands import (
     replan,
     rollout,
     run_demo,
+    sim,
     up,
 )
 from edgesplit_cli.commands.limits import LIMIT, in_flags
@@ -65,6 +67,7 @@ def cli(context: click.Context, data: Path | None, credentials: Path | None) -> 
 for command in (
     up.up,
     run_demo.demo,
+    sim.sim,
     models.model,
     models.profile,
     profiles.profiles,
@@ -87,6 +90,7 @@ for command in (
     export.export,
     backups.backup,
     backups.restore,
+    fleet.fleet,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

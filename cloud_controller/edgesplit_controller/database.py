@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Engine,
     ForeignKey,
     Index,
     Integer,
@@ -264,14 +265,25 @@ class Behind(Table):
 
 
 class TelemetryRow(Table):
-    """One telemetry message; the newest few thousand of each device are kept."""
+    """One telemetry message, once; the newest few thousand of each device are kept."""
 
     __tablename__ = "telemetry"
-    __table_args__ = (Index("telemetry_of_device", "device", "id"),)
+    __table_args__ = (
+        Index("telemetry_of_device", "device", "at"),
+        Index("telemetry_once", "device", "session", "sequence", unique=True),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     device: Mapped[str]
     at: Mapped[float]
+    """When it was measured, as far as that is known (`dated`)."""
+    stored: Mapped[float]
+    session: Mapped[int]
+    sequence: Mapped[int]
+    late: Mapped[bool] = mapped_column(default=False)
+    """It could not be sent when it was measured."""
+    dated: Mapped[str] = mapped_column(default="now")
+    """`truth.Dated`."""
     content: Mapped[Json]
 
 
@@ -305,6 +317,11 @@ class Database:
         self._writers = self._sessions(edgesplit="write")
         self._hearers = self._sessions(edgesplit="hear")
         self._readers = self._sessions(edgesplit="read", **isolation)
+
+    @property
+    def engine(self) -> Engine:
+        """For who watches it."""
+        return self._engine
 
     @property
     def shared(self) -> bool:

@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 65_536
 """Of a metadata file in one `Fetched`."""
 GATHER_S = 0.05
-"""How long a chunk waits for further devices to ask for it, while more than one device fetches its release."""
+"""How long a chunk waits for further devices to ask for it, while more than one device fetches its release..."""
+MORE_S = 0.01
+"""...and so much longer for each device more: what is published goes to all of them, also to who has it already."""
+LONGEST_GATHER_S = 1.0
 RECENT_S = 2.0
 """A device that asked within this time still fetches."""
 WAITING_PER_DEVICE = 256
@@ -42,11 +45,13 @@ SAID: Mapping[str, type[messages.Message]] = {
     "birth": messages.Birth | messages.Death,  # type: ignore[dict-item]
     "reported": messages.Reported,
     "telemetry": messages.Telemetry,
+    "late": messages.Late,
+    "bundle": messages.BundlePiece | messages.JobRefused,  # type: ignore[dict-item]
 }
 ASKED: type[messages.FetchMetadata | messages.FetchChunks] = messages.FetchMetadata | messages.FetchChunks  # type: ignore[assignment]
 RETAINED = tuple(messages.topic("+", kind) for kind in ("birth", "reported"))
 """What the broker repeats to whoever subscribes: for one process, which misses nothing when it takes over."""
-SPREAD = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch"))
+SPREAD = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch", "late", "bundle"))
 """What comes all the time: each message for any one of the processes."""
 SUBSCRIPTIONS = (*RETAINED, *SPREAD)
 _METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
@@ -76,14 +81,14 @@ class ChunkQueue:
     def ask(self, device: str, release: str, chunks: tuple[str, ...], now: float) -> int:
         """Queue what is not queued yet; how many found no room.
 
-        A lone device is answered at once. A device that asks while others fetch the same release waits `GATHER_S`
+        A lone device is answered at once. A device that asks while others fetch the same release waits `gather_s`
         for them; a chunk just sent is sent again, for who asks now may not have been listening then.
         """
         fetching = self._fetching.setdefault(release, {})
         fetching[device] = now
         for gone in [name for name, at in fetching.items() if now - at > RECENT_S]:
             del fetching[gone]
-        due = now if len(fetching) == 1 else now + GATHER_S
+        due = now + gather_s(len(fetching))
         refused = 0
         for chunk in chunks:
             if chunk in self._due:
@@ -105,6 +110,9 @@ class ChunkQueue:
             if not self._waiting[device]:
                 del self._waiting[device]
         return ready
+
+    def __len__(self) -> int:
+        return len(self._due)
 
     def next_due(self) -> float | None:
         """When `take` has something to give; None while nothing waits."""
@@ -142,6 +150,9 @@ class Inbox:
                 if not self._of[device]:
                     del self._of[device]
             return batch
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def close(self) -> None:
         """No more is coming; `take` ends when what is there has been taken."""
@@ -287,6 +298,22 @@ class Delivery:
                 self._to_state.update(devices)
             self._stating.notify_all()
 
+    def waiting(self) -> dict[str, int]:
+        """What waits now, by queue."""
+        return {"said": len(self._said), "asked": len(self._asked), "chunks": len(self._chunks)}
+
+    def keep(self, kept: Collection[tuple[str, messages.Kept]]) -> None:
+        """Tell devices what they may forget; one that does not hear it sends it again."""
+        for device, message in kept:
+            if self._channel is not None:
+                self._channel.publish(messages.topic(device, "kept"), messages.encode(message))
+
+    def ask(self, device: str, job: messages.Job) -> None:
+        """Ask a device for something; LinkError where the broker does not take it."""
+        if self._channel is None:
+            raise LinkError("the broker is not connected yet")
+        self._channel.publish(messages.topic(device, "job"), messages.encode(job), qos=1, wait_s=10.0)
+
     def _publish(self, topic: str, payload: bytes, **options: object) -> None:
         """LinkError is only logged: everything is asked for again."""
         try:
@@ -431,6 +458,11 @@ class Delivery:
         for kind in kinds:
             if self._channel is not None:
                 self._channel.publish(messages.topic(device, kind), statement, qos=1, retain=True, wait_s=10.0)
+
+
+def gather_s(fetching: int) -> float:
+    """How long a chunk waits while so many devices fetch its release."""
+    return 0.0 if fetching == 1 else min(LONGEST_GATHER_S, GATHER_S + MORE_S * (fetching - 2))
 
 
 def pieces(path: str, data: bytes | None) -> list[messages.Fetched]:

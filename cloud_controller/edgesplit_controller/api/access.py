@@ -19,6 +19,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
+from edgesplit.seen import logs
 from edgesplit_controller.callers import OWNER as OPERATOR
 from edgesplit_controller.callers import Caller, Role, asks
 from edgesplit_controller.gate import Gate, Presented
@@ -88,6 +89,7 @@ class GuardedRoute(APIRoute):
                 request.state.caller = caller = await run_in_threadpool(gate.let_in, presented_by(request))
                 needs.check(caller)
                 asks(caller.operator)
+                logs.note(operator=caller.operator)
             await request.scope["edgesplit.audit"].asked(request.scope)
             return await handle(request)
 

@@ -24,6 +24,7 @@ from edgesplit_controller.api import (
     deployments,
     devices,
     enrolment,
+    fleet,
     keys,
     live,
     models,
@@ -40,6 +41,7 @@ from edgesplit_controller.api import (
 from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
 from edgesplit_controller.api.auditing import Audited
 from edgesplit_controller.api.hygiene import Hygiene
+from edgesplit_controller.api.named import NamedRequests
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.assets import load_assets
 from edgesplit_controller.bounds import BodyBounds, RateLimit
@@ -76,11 +78,14 @@ ROUTERS: tuple[APIRouter, ...] = (
     devices.operators,
     devices.certified,
     telemetry.viewers,
+    fleet.viewers,
+    fleet.operators,
     views.viewers,
     live.viewers,
     pages.everybody,
     replans.viewers,
     replans.operators,
+    replans.operators_of_all,
 )
 
 
@@ -117,6 +122,7 @@ def create_app(
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
     app.add_middleware(Audited)
     app.add_middleware(CountedRequests, ledger=ledger or Ledger())
+    app.add_middleware(NamedRequests)
     app.add_middleware(Hygiene, hosts=hosts)
     app.add_exception_handler(EdgeError, on_edge_error)
     app.add_exception_handler(RequestValidationError, on_invalid)

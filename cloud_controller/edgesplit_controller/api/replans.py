@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query, Request
+from fastapi import Path, Query, Request
 from pydantic import Field
 
 from edgesplit_controller.api.access import operator_routes, viewer_routes
@@ -12,9 +12,10 @@ from edgesplit_controller.api.bodies import Body
 from edgesplit_controller.api.work import controller_of, heavily
 from edgesplit_controller.replan.policy import Mode
 
-# What plans assume is compared over the devices of all groups, and another table goes to all of them.
-viewers = viewer_routes(everywhere=True)
-operators = operator_routes(everywhere=True)
+viewers = viewer_routes()
+operators = operator_routes()
+operators_of_all = operator_routes(everywhere=True)
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
 class PolicyBody(Body):
@@ -22,7 +23,7 @@ class PolicyBody(Body):
 
     model: str = Field(default="", max_length=200)
     """Its name; empty: every model."""
-    groups: list[str] = Field(default=[], max_length=1_000)
+    groups: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(default=[], max_length=1_000)
     """Of devices; empty: all."""
     mode: Mode | None = None
     least_devices: int | None = None
@@ -32,12 +33,12 @@ class PolicyBody(Body):
 
 
 @viewers.get("/drift")
-async def drift(request: Request, model: str = "") -> list[dict[str, Any]]:
+async def drift(request: Request, model: Annotated[str, Query(max_length=200)] = "") -> list[dict[str, Any]]:
     """What plans assumed, what devices measured since, and what another table is predicted to bring."""
     return await heavily(request, controller_of(request).replanner.drift, model)
 
 
-@operators.post("/drift/look")
+@operators_of_all.post("/drift/look")
 async def look(request: Request) -> list[dict[str, Any]]:
     """Do now what the controller does by itself every minute; the proposals that are open then."""
     replanner = controller_of(request).replanner
@@ -52,13 +53,13 @@ def proposals(request: Request, open: Annotated[bool, Query()] = False) -> list[
 
 
 @operators.post("/proposals/{number}/accept")
-async def accept(request: Request, number: int) -> dict[str, Any]:
+async def accept(request: Request, number: Number) -> dict[str, Any]:
     """Cut, sign and roll out a proposed table."""
     return await heavily(request, controller_of(request).replanner.accept, number)
 
 
 @operators.post("/proposals/{number}/dismiss")
-def dismiss(request: Request, number: int) -> dict[str, Any]:
+def dismiss(request: Request, number: Number) -> dict[str, Any]:
     """Leave the table as it is."""
     return controller_of(request).replanner.dismiss(number)
 

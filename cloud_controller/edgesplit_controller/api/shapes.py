@@ -253,6 +253,40 @@ class ProfileShape(Shape):
     description: str
 
 
+class FleetShape(Shape):
+    """How many devices are how."""
+
+    at: float
+    devices: dict[str, int]
+    agents: list[dict[str, Any]]
+    classes: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    conditions: list[dict[str, Any]]
+    lately_s: float
+
+
+class HistoryShape(Shape):
+    """What a device told, added up; by model."""
+
+    device: str
+    span: str
+    buckets: dict[str, list[dict[str, Any]]]
+
+
+class BundleShape(Shape):
+    """A device's log bundle."""
+
+    id: str
+    device: str
+    who: str
+    asked: float
+    state: str
+    why: str
+    total: int
+    received: int
+
+
 class DeviceState(Shape):
     """What has become of a device."""
 
