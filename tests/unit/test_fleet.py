@@ -56,6 +56,7 @@ def test_the_overview_counts_what_is_there(database_url: str) -> None:
     seen = world.fleet.overview()
     assert seen["devices"] == {
         "online": 2, "stale": 1, "offline": 2, "revoked": 1, "claimed": 1, "total": 5, "emulated": 4,
+        "simulated": 0,
     }  # fmt: skip
     assert seen["agents"] == [{"agent": "0.2", "devices": 4}]
     (model,) = seen["models"]
