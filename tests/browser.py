@@ -144,8 +144,10 @@ class Browser:
         }
 
     def problems(self) -> list[str]:
-        """What the console complained of: errors of scripts, and what the content security policy refused."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        """What the console complained of: errors of scripts, and what the content security policy refused. Answers
+        that are no 200 are not a script's fault."""
+        said = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return [one for one in said if "Failed to load resource" not in one]
 
     def picture(self) -> bytes:
         """The page as it stands, PNG."""

@@ -70,7 +70,7 @@ class Once(Generic[T]):
     """Recent answers and running requests by key."""
 
     def __init__(
-        self, entries: int = 256, held_bytes: int = 32 * 2**20, size_of: Callable[[T], int] = lambda _: 0
+        self, entries: int = 1024, held_bytes: int = 32 * 2**20, size_of: Callable[[T], int] = lambda _: 0
     ) -> None:
         self._entries = entries
         self._held_bytes = held_bytes
@@ -108,22 +108,27 @@ class Once(Generic[T]):
         try:
             result = running.result = work()
         except BaseException as error:
-            with self._lock:
-                if isinstance(error, (LinkError, Busy)) or not isinstance(error, Exception):
-                    self._running.pop(key, None)
             running.error = _bare(error)
-            running.end()
-            self._trim()
+            kept = isinstance(error, Exception) and not isinstance(error, (LinkError, Busy))
+            self._finished(key, running, 0 if kept else None)
             raise
-        running.end()
-        with self._lock:
-            self._sizes[key] = self._size_of(result)
-            self._held += self._sizes[key]
-        self._trim()
+        self._finished(key, running, self._size_of(result))
         return result
 
+    def _finished(self, key: Key, running: _Running[T], size: int | None) -> None:
+        """Keep it for its retry, which comes from now on, however long ago it began; with a size of None, do not."""
+        with self._lock:
+            if size is None:
+                self._running.pop(key, None)
+            else:
+                self._running.move_to_end(key)
+                self._sizes[key] = size
+                self._held += size
+        running.end()
+        self._trim()
+
     def _trim(self) -> None:
-        """Forget the oldest finished ones beyond the bounds; a running one is never forgotten."""
+        """Forget those that finished longest ago beyond the bounds; a running one is never forgotten."""
         with self._lock:
             while len(self._running) > self._entries or self._held > self._held_bytes:
                 oldest = next((key for key, running in self._running.items() if running.is_over), None)

@@ -35,6 +35,7 @@ from edgesplit_cli.commands import (
     replan,
     rollout,
     run_demo,
+    sim,
     up,
 )
 from edgesplit_cli.commands.limits import LIMIT, in_flags
@@ -66,6 +67,7 @@ def cli(context: click.Context, data: Path | None, credentials: Path | None) -> 
 for command in (
     up.up,
     run_demo.demo,
+    sim.sim,
     models.model,
     models.profile,
     profiles.profiles,

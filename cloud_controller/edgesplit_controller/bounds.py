@@ -114,3 +114,10 @@ class RateLimit:
             while len(self._left) > ADDRESSES:
                 self._left.popitem(last=False)
             return allowed
+
+    def give_back(self, address: str) -> None:
+        """A call from there turned out to be one that need not be limited."""
+        with self._lock:
+            if address in self._left:
+                left, at = self._left[address]
+                self._left[address] = (left + 1.0, at)

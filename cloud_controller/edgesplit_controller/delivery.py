@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 65_536
 """Of a metadata file in one `Fetched`."""
 GATHER_S = 0.05
-"""How long a chunk waits for further devices to ask for it, while more than one device fetches its release."""
+"""How long a chunk waits for further devices to ask for it, while more than one device fetches its release..."""
+MORE_S = 0.01
+"""...and so much longer for each device more: what is published goes to all of them, also to who has it already."""
+LONGEST_GATHER_S = 1.0
 RECENT_S = 2.0
 """A device that asked within this time still fetches."""
 WAITING_PER_DEVICE = 256
@@ -78,14 +81,14 @@ class ChunkQueue:
     def ask(self, device: str, release: str, chunks: tuple[str, ...], now: float) -> int:
         """Queue what is not queued yet; how many found no room.
 
-        A lone device is answered at once. A device that asks while others fetch the same release waits `GATHER_S`
+        A lone device is answered at once. A device that asks while others fetch the same release waits `gather_s`
         for them; a chunk just sent is sent again, for who asks now may not have been listening then.
         """
         fetching = self._fetching.setdefault(release, {})
         fetching[device] = now
         for gone in [name for name, at in fetching.items() if now - at > RECENT_S]:
             del fetching[gone]
-        due = now if len(fetching) == 1 else now + GATHER_S
+        due = now + gather_s(len(fetching))
         refused = 0
         for chunk in chunks:
             if chunk in self._due:
@@ -455,6 +458,11 @@ class Delivery:
         for kind in kinds:
             if self._channel is not None:
                 self._channel.publish(messages.topic(device, kind), statement, qos=1, retain=True, wait_s=10.0)
+
+
+def gather_s(fetching: int) -> float:
+    """How long a chunk waits while so many devices fetch its release."""
+    return 0.0 if fetching == 1 else min(LONGEST_GATHER_S, GATHER_S + MORE_S * (fetching - 2))
 
 
 def pieces(path: str, data: bytes | None) -> list[messages.Fetched]:

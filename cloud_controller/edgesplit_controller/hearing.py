@@ -161,6 +161,8 @@ class _Batch:
         if report.session < device.session:
             verdict = "older session"
         _keep(row, heard)
+        if device.restored is not None and verdict in ("new", "again"):
+            _compare_with_backup(self._session, device, report.counter, self._now)
         if verdict != "new":
             return verdict
         device.reported, row.reported_at = msgspec.to_builtins(report), self._now
@@ -284,6 +286,15 @@ class _Batch:
             )  # fmt: skip
             self._session.add(row)
         return row
+
+
+def _compare_with_backup(session: Session, device: Device, counter: int, now: float) -> None:
+    """A restored row is as good as any other once its device knows nothing newer."""
+    if counter <= device.counter:
+        device.restored = None
+        return
+    device.counter = counter
+    record(session, now, device.name, "device.ahead", device.name, counter=counter)
 
 
 def forget(session: Session, name: str) -> None:

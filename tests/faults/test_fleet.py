@@ -114,7 +114,5 @@ def _fingerprint(folder: Path, seed: int) -> str:
 
 def _late(fleet: SimulatedFleet, storm: Storm) -> str:
     """Who does not run the newest release, and what it says of it."""
-    newest = storm.newest
-    assert newest is not None
-    late = [one for one in fleet.devices.values() if one.running.get(newest.model) != newest.digest]
+    late = [one for one in fleet.devices.values() if not storm.has_settled(one)]
     return "; ".join(f"{one.name}: on {one.is_on}, connected {one.is_connected}, {one.states}" for one in late)

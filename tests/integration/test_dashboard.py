@@ -16,7 +16,7 @@ from sqlalchemy import update
 from browser import DESKTOP, PHONE, Browser, chromium, needs_browser
 from dashboard_world import Dashboard
 from edgesplit_controller.database import Device
-from made_fleet import device_row
+from made_fleet import device_row, make_rollout
 
 MANY = 1_000
 HOSTILE = "<img src=x onerror=document.title='owned'>"
@@ -101,7 +101,6 @@ def test_a_script_for_a_name_stays_text(dashboard: Dashboard, browser: Browser) 
     browser.open(dashboard.page("devices", HOSTILE))
     browser.shows("no device", ".problem")
     assert browser.driver.title != "owned" and browser.all("img") == []
-    browser.problems()  # the console told that there is no such device
 
 
 def test_a_devices_page_tells_where_its_time_goes(dashboard: Dashboard, browser: Browser) -> None:
@@ -136,6 +135,29 @@ def test_a_models_page_tells_the_plan_and_its_gain(dashboard: Dashboard, browser
     browser.one("summary").click()
     drawn = "return document.querySelector('.picture img')?.naturalWidth > 100"
     browser.wait("the picture", lambda: browser.run(drawn))
+
+
+def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, browser: Browser) -> None:
+    """Its stages and failures by cause are there; a button says what it will do before it does it, and Escape leaves
+    it undone; once confirmed, the controller acts on it."""
+    number = dashboard.deployment + 100
+    make_rollout(dashboard.database, number, dashboard.names[:40], model=dashboard.model, release=dashboard.release)
+    browser.open(dashboard.page("rollouts"))
+    browser.shows("waiting", "main")
+    browser.one(f"a[href='#/rollouts/{number}']").click()
+    browser.shows("needs approval", "section[aria-label=Stages]")
+    assert "100%" in browser.text("section[aria-label=Stages]")
+    browser.button("Approve the next stage").click()
+    browser.shows("16 devices will be told to run", "dialog")
+    _press(browser, Keys.ESCAPE)
+    browser.wait("no dialog", lambda: browser.all("dialog") == [])
+    assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "waiting"
+    browser.button("Abort").click()
+    browser.shows("36 devices keep what they run", "dialog")
+    browser.one("dialog button.danger").click()
+    browser.shows("aborted by operator", "main")
+    browser.wait("it ended", lambda: browser.text(".head .status") == "×aborted")
+    assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "aborted"
 
 
 def test_every_page_fits_a_phone(dashboard: Dashboard, browser: Browser) -> None:
@@ -211,7 +233,6 @@ def test_a_page_that_lost_the_controller_says_so_and_comes_back(dashboard: Dashb
     browser.wait("live again", lambda: browser.text(".live").endswith("●live"))
     browser.one("#filter").send_keys(name)
     browser.shows("moved", ".grid-row[data-index='0']")
-    browser.problems()  # the console told of the lost connection
 
 
 def test_a_login_code_works_once_and_signing_out_ends_the_session(dashboard: Dashboard, tmp_path: Path) -> None:

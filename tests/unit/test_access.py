@@ -149,7 +149,7 @@ def test_nothing_of_other_groups_is_in_any_answer(world: World, people: dict[str
         for number, devices in enumerate(([THEIRS], [OURS, THEIRS]), 1):
             session.add(Deployment(id=number, release="d" * 64, model="m@1", targets=["group=lab", *devices],
                                    devices=devices, options={}, created=1.0))  # fmt: skip
-        session.add(TelemetryRow(device=THEIRS, at=1.0, content={"rtt_s": 1.0}))
+        session.add(TelemetryRow(device=THEIRS, at=1.0, stored=1.0, session=1, sequence=0, content={"rtt_s": 1.0}))
         for name in (OURS, THEIRS):
             record(session, 1.0, name, "device.born", name)
         record(session, 1.0, "operator", "deployment.made", "1", devices=[THEIRS])

@@ -131,6 +131,9 @@ def test_calls_are_limited_per_address() -> None:
     assert limit.allow("b")
     now[0] += 0.5
     assert [limit.allow("a"), limit.allow("a")] == [True, False]
+    limit.give_back("a")
+    limit.give_back("never seen")
+    assert [limit.allow("a"), limit.allow("a")] == [True, False]
 
 
 @pytest.mark.parametrize(

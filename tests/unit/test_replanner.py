@@ -26,7 +26,7 @@ from edgesplit_controller.database import (
 )
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.planning import Wish
-from edgesplit_controller.refusals import Conflict, NotAllowed
+from edgesplit_controller.refusals import Conflict
 from edgesplit_controller.replan.policy import Policy, changed, effective
 from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.replan_tables import PolicyRow, ProposalRow
@@ -137,7 +137,10 @@ class World:
                         session=1, sequence=1, emulated=emulated, up_bytes_per_s=link.up_bytes_per_s,
                         rtt_s=link.rtt_s, remote_ok=True, models=(window,),
                     )  # fmt: skip
-                    row_ = TelemetryRow(device=name, at=self.now, content=msgspec.to_builtins(told))
+                    row_ = TelemetryRow(
+                        device=name, at=self.now, stored=self.now, session=1, sequence=int(self.now),
+                        content=msgspec.to_builtins(told),
+                    )  # fmt: skip
                     session.add(row_)
 
     def open(self) -> list[dict[str, Any]]:
@@ -360,8 +363,11 @@ def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: World
     assert not cellar.shown_proposals() and not cellar.drift()
     with pytest.raises(NotFound):
         cellar.dismiss(mine["id"])
-    with pytest.raises(NotAllowed, match="groups of yours: cellar"):
+    with pytest.raises(UsageError, match="groups of yours: cellar"):
         cellar.set_policy("small", [], {"mode": "auto"})
+    with pytest.raises(NotFound):
+        cellar.set_policy("small", ["roof"], {"mode": "auto"})
+    assert "roof" not in {one["group"] for one in cellar.shown_policies()}
     assert roof.set_policy("small", ["roof"], {"mode": "off"})
     assert roof.dismiss(mine["id"])["state"] == "dismissed"
 

@@ -38,6 +38,11 @@ LASTING: frozenset[What] = frozenset({
     "never answers", "cloud gone", "broker restart", "controller kill", "restore",
 })  # fmt: skip
 """Kinds that take a `for`."""
+IN_REAL_TIME: frozenset[What] = frozenset({
+    "offline", "power cut", "power cut while writing", "clock off", "full disk", "flipped bits", "copied card",
+    "never answers", "cloud gone", "release",
+})  # fmt: skip
+"""What can be done to devices alone. A `release` is then how the next one that comes behaves."""
 
 
 USUALLY_S = (60.0, 600.0)

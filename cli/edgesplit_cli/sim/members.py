@@ -57,11 +57,17 @@ class Members(ABC):
         self._link = link
         self._moods: dict[str, tuple[Mood, float]] = {}
         self._state_before: object = None
+        self._began = hub.monotonic()
         self._mounted = ExitStack()
 
     @abstractmethod
     def connect(self, way: Way) -> Callable[..., Vanishing]:
         """How a device with that way makes its session."""
+
+    @property
+    def passed_s(self) -> float:
+        """Of the fleet's own time."""
+        return self.hub.monotonic() - self._began
 
     @property
     def names(self) -> list[str]:

@@ -6,6 +6,7 @@ Devices enrol once, by real claims; a folder that is kept is found again by the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from edgesplit.errors import LinkError
 from edgesplit.identity import Claim, decode_document
 from edgesplit.testing.broker import Way
 from edgesplit.testing.reactor import Reactor, ReactorSession
-from edgesplit_agent.enrolment import credentials, enrol
+from edgesplit_agent.enrolment import credentials, enrol_patiently
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.renewal import certificate_in_use
 from edgesplit_agent.uplink import Rhythm
@@ -62,6 +63,7 @@ class RealFleet(Members):
         self._links = link
         self._group = group
         self._identities: dict[str, Identity] = {}
+        self._ending = threading.Event()
 
     def __enter__(self) -> RealFleet:
         return self
@@ -97,6 +99,7 @@ class RealFleet(Members):
 
     def stop(self) -> None:
         """Every device says goodbye and goes."""
+        self._ending.set()
         for device in self.devices.values():
             device.stop()
         self._finish()
@@ -126,7 +129,7 @@ class RealFleet(Members):
     def _enrol_one(self, wish: Mapping[str, Any]) -> Identity:
         claim = decode_document(msgspec.json.encode(self._api.post("/v1/devices/claims", wish)), Claim)
         folder = DataFolder(self.folder / "devices" / claim.device)
-        try:
-            return enrol(folder, claim)
-        except LinkError:
-            return enrol(folder, claim)  # the first answer may have been lost: the same key may ask again
+        identity = enrol_patiently(folder, claim, None, self._ending.wait)
+        if identity is None:
+            raise LinkError("stopped while devices were enrolled")
+        return identity

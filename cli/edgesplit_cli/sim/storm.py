@@ -14,22 +14,15 @@ from dataclasses import dataclass, field
 
 from edgesplit.links import parse_rate
 from edgesplit_cli.sim import spelling
+from edgesplit_cli.sim.cloud_faults import MOODS, CloudFaults
 from edgesplit_cli.sim.device import SimulatedDevice
 from edgesplit_cli.sim.faults import OF_DEVICES, Fault, How
 from edgesplit_cli.sim.fleet import SimulatedFleet
-from edgesplit_cli.sim.releases import WELL, Mood, SimulatedRelease
+from edgesplit_cli.sim.members import Members
+from edgesplit_cli.sim.real import RealFleet
 
 WRITES = 40
 """Power fails at most so many writes after it was drawn that it fails while writing."""
-BACKUP_EVERY_S = 86_400.0
-MOODS: dict[How, Mood] = {
-    "well": WELL,
-    "golden": Mood(golden=True),
-    "crash": Mood(crash=True),
-    "slow": Mood(slow=40.0),
-    "leak": Mood(leak_bytes=2**26),
-    "drift": WELL,
-}
 SLOW_BYTES_PER_S = 8_000.0
 
 
@@ -37,24 +30,27 @@ SLOW_BYTES_PER_S = 8_000.0
 class Storm:
     """The faults of one fleet. `begin` once it stands; `end` makes everything whole."""
 
-    fleet: SimulatedFleet
+    fleet: Members
     faults: Sequence[Fault]
     counts: Counter[str] = field(default_factory=Counter)
     """How often each kind came."""
-    version: int = 0
-    """Of the newest release."""
-    newest: SimulatedRelease | None = None
+    cloud: CloudFaults | None = None
+    """What is done to controller and broker, where they are ours."""
     _over: bool = False
     _undo: dict[str, Callable[[], None]] = field(default_factory=dict)
     """How to end what lasts now, by what it is done to."""
     _copies: dict[str, SimulatedDevice] = field(default_factory=dict)
-    _backups: list[tuple[float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fleet, SimulatedFleet):
+            self.cloud = CloudFaults(self.fleet)
 
     def begin(self) -> None:
         """From now on things go wrong."""
-        self.publish("well", 0.0)
-        if any(fault.what == "restore" for fault in self.faults):
-            self._back_up()
+        if self.cloud is not None:
+            self.cloud.publish("well", 0.0)
+            if any(fault.what == "restore" for fault in self.faults):
+                self.cloud.back_up()
         for place, fault in enumerate(self.faults):
             dice = random.Random(f"{self.fleet.seed} {place} {fault.what}")
             targets = self._targets(fault, dice)
@@ -69,25 +65,21 @@ class Storm:
         self._undo.clear()
         for device in self.fleet.devices.values():
             device.power_on()
-        self.publish("well", 0.0)
+        if self.cloud is not None:
+            self.cloud.over = True
+            self.cloud.publish("well", 0.0)
 
     @property
     def settled(self) -> bool:
         """Every device that may runs the newest release."""
-        newest = self.newest
-        return newest is not None and all(
-            one.running.get(newest.model) == newest.digest for name, one in self.fleet.devices.items()
-            if name not in self.fleet.revoked
-        )  # fmt: skip
+        return all(map(self.has_settled, self.fleet.devices.values()))
 
-    def publish(self, how: How, share: float) -> None:
-        """Sign a new version and deploy it to everybody."""
-        if not self.fleet.cloud.is_running:
-            return
-        self.version += 1
-        drift = 0.2 if how == "drift" else 0.0
-        made = self.newest = self.fleet.release(self.version, MOODS[how], share, drift=drift)
-        self.fleet.deploy(made, [name for name in self.fleet.names if name not in self.fleet.revoked])
+    def has_settled(self, device: SimulatedDevice) -> bool:
+        """It runs the newest release, or may not."""
+        newest = self.cloud.newest if self.cloud is not None else None
+        if newest is None or device.name in self.fleet.revoked:
+            return True
+        return device.running.get(newest.model) == newest.digest
 
     # When
 
@@ -116,7 +108,7 @@ class Storm:
         if fault.what == "release":
             how = dice.choice(sorted(MOODS)) if fault.how == "any" else fault.how
             self.counts[f"release: {how}"] += 1
-            self.publish(how, fault.share)
+            self._release(how, fault.share)
             return
         key = target or fault.what.partition(" ")[0].replace("restore", "controller")
         if key in self._undo or target in self.fleet.revoked:
@@ -166,18 +158,17 @@ class Storm:
 
     def _of_cloud(self, fault: Fault) -> Callable[[], None] | None:
         fleet = self.fleet
-        match fault.what:
-            case "cloud gone":
-                fleet.sky_up = False
-                return lambda: setattr(fleet, "sky_up", True)
-            case "broker restart":
-                fleet.broker.stop(forget=fault.forget)
-                return fleet.broker.start
-            case "controller kill":
-                fleet.cloud.kill()
-                return fleet.cloud.start
-            case _:  # restore
-                return self._restore(spelling.span_s(fault.by) if fault.by else BACKUP_EVERY_S)
+        if fault.what == "cloud gone":
+            fleet.sky_up = False
+            return lambda: setattr(fleet, "sky_up", True)
+        return self.cloud.happens(fault) if self.cloud is not None else None
+
+    def _release(self, how: How, share: float) -> None:
+        """A new version; at a real controller, how the next one behaves."""
+        if self.cloud is not None:
+            self.cloud.publish(how, share)
+        elif isinstance(self.fleet, RealFleet):
+            self.fleet.next_mood = MOODS[how], share
 
     def _offline(self, device: SimulatedDevice) -> Callable[[], None]:
         device.cut()
@@ -214,35 +205,9 @@ class Storm:
         return end
 
     def _revoke(self, device: SimulatedDevice) -> Callable[[], None] | None:
-        if not self.fleet.cloud.is_running:
+        if self.cloud is None or not self.cloud.revoke(device.name):
             return None
-        self.fleet.revoke(device.name)
         return lambda: None
-
-    # Backups
-
-    def _back_up(self) -> None:
-        fleet = self.fleet
-        if self._over:
-            return
-        if fleet.cloud.is_running:
-            name = f"backup-{int(fleet.hub.monotonic())}"
-            fleet.cloud.backup(fleet.folder / name)
-            self._backups.append((fleet.hub.monotonic(), name))
-        for _, old in self._backups[:-3]:
-            shutil.rmtree(fleet.folder / old)
-        self._backups = self._backups[-3:]
-        fleet.hub.call_later(BACKUP_EVERY_S / 2, self._back_up)
-
-    def _restore(self, age_s: float) -> Callable[[], None] | None:
-        """The controller's disk dies, and the newest backup that is so old is put in its place."""
-        fleet = self.fleet
-        old = [name for at, name in self._backups if at <= fleet.hub.monotonic() - age_s]
-        if not old or not fleet.cloud.is_running:
-            return None
-        fleet.cloud.kill()
-        fleet.cloud.restore(fleet.folder / old[-1])
-        return fleet.cloud.start
 
 
 def _until_next(fault: Fault, dice: random.Random) -> float:

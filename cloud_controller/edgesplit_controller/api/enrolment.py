@@ -34,10 +34,11 @@ def health() -> dict[str, Any]:
 @everybody.post("/enrol", responses=answers(EnrolledShape))
 def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
     """A device turns its claim token and a certificate request into a certificate."""
-    _not_too_often(request)
+    limit, place = _not_too_often(request)
     key = from_base64(body.encryption_key, "encryption_key")
     signature = from_base64(body.encryption_signature, "encryption_signature")
     enrolled = controller_of(request).enrol(body.token, body.csr_pem, key, signature)
+    limit.give_back(place)  # it had a good token: ten thousand devices may come from behind one address
     about(request, enrolled["device"])
     return enrolled
 
@@ -78,7 +79,10 @@ def _shown(request: Request) -> Peer:
     return peer
 
 
-def _not_too_often(request: Request) -> None:
+def _not_too_often(request: Request) -> tuple[RateLimit, str]:
+    """What counts the calls, and under which name."""
     limit: RateLimit = request.app.state.enrolments
-    if not limit.allow(place_of(request.client.host if request.client else "?")):
+    place = place_of(request.client.host if request.client else "?")
+    if not limit.allow(place):
         raise Busy("too many enrolments from this address; try again in a few seconds")
+    return limit, place

@@ -20,7 +20,7 @@ from edgesplit_controller.callers import who_asks
 from edgesplit_controller.database import Database, Device, Model
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.planning import Planning
-from edgesplit_controller.refusals import Conflict, NotAllowed, unknown
+from edgesplit_controller.refusals import Conflict, unknown
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.replan import finding as findings
@@ -137,8 +137,10 @@ class Replanner:
 
     def set_policy(self, model: str, groups: Sequence[str], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Change the policy of a model (empty: of all), for some groups or for all devices."""
-        if self._groups is not None and not (groups and self._groups.issuperset(groups)):
-            raise NotAllowed(f"name groups of yours: {', '.join(sorted(self._groups))}")
+        if self._groups is not None and not groups:
+            raise UsageError(f"name groups of yours: {', '.join(sorted(self._groups))}")
+        if self._groups is not None and (others := [name for name in groups if name not in self._groups]):
+            raise unknown("group", others[0], self._groups)
         name = self._registry.get(model).name if model else ""
         self._weighed.clear()
         return self.policies.set(name, groups, changes, self._now(), who_asks())

@@ -1,0 +1,203 @@
+"""`edgectl sim`: many simulated devices, in virtual time or at a real controller."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgesplit.errors import UsageError
+from edgesplit_cli.show import json_option, print_json
+from edgesplit_cli.sim import spelling
+
+MEMORY = Path("/dev/shm")
+BYTES_PER_DEVICE = 400_000
+
+
+class SpanType(click.ParamType[float]):
+    """A span of time."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """In seconds."""
+        if isinstance(value, int | float):
+            return float(value)
+        try:
+            return spelling.span_s(str(value))
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+class ProfilesType(click.ParamType[dict[str, float]]):
+    """Device profiles with their shares."""
+
+    name = "profiles"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
+        """Share by profile; those without one divide what is left."""
+        if isinstance(value, dict):
+            return value
+        try:
+            return _shares(str(value))
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+SPAN, PROFILES = SpanType(), ProfilesType()
+
+
+@click.command()
+@click.option("--devices", type=click.IntRange(1, 50_000), default=10, show_default=True, help="How many.")
+@click.option(
+    "--profile",
+    "profiles",
+    type=PROFILES,
+    default="raspberrypi4",
+    show_default=True,
+    help="Their device profiles, with shares: raspberrypi4=70%,jetson-nano.",
+)
+@click.option(
+    "--link", default="wifi", show_default=True, help="Their link to the offload server: wifi, lte, 8mbit/40ms."
+)
+@click.option(
+    "--faults",
+    default=None,
+    metavar="FILE",
+    help="What goes wrong (docs/simulation.md), or `usual` for a bad month. [default: nothing]",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of everything that comes by chance.")
+@click.option("--for", "lasts_s", type=SPAN, default="10m", show_default=True, help="How long: 90s, 10m, 2h, 30d.")
+@click.option("--virtual", is_flag=True, help="In virtual time, with a controller and a broker in this process.")
+@click.option(
+    "--request-every", type=SPAN, default="2m", show_default=True, help="Between two requests on a device; 0s: none."
+)
+@click.option("--telemetry-every", type=SPAN, default=None, help="[default: 10m in virtual time, 10s in real time]")
+@click.option(
+    "--health", "health_s", type=SPAN, default=None, help="How long a release is on trial. [default: 10m or 10s]"
+)
+@click.option(
+    "--first", type=click.IntRange(1), default=1, help="Number of the first device, where several of these run."
+)
+@click.option("--prefix", default="sim", show_default=True, help="Of the devices' names, at a real controller.")
+@click.option("--group", default="simulated", show_default=True, help="Their group, at a real controller.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="Keep the devices' disks here: the next run finds them enrolled. [default: a new folder in memory]",
+)
+@json_option
+@click.pass_obj
+def sim(
+    data: Path,
+    devices: int,
+    profiles: Mapping[str, float],
+    link: str,
+    faults: str | None,
+    seed: int,
+    lasts_s: float,
+    virtual: bool,
+    request_every: float,
+    telemetry_every: float | None,
+    health_s: float | None,
+    first: int,
+    prefix: str,
+    group: str,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulated devices: the agent's own decisions, with a made-up runtime. Everything they report says so.
+
+    At the controller that runs here they are thousands of real MQTT sessions with certificates of their own. With
+    --virtual nothing is needed: days pass in seconds, and the same seed gives the same run. Ends with what was found of
+    the promises that must hold whatever happens; exits with 1 where one was broken.
+    """
+    from edgesplit.links import parse_link
+    from edgesplit_cli.sim.faults import USUAL, parse_faults, read_faults
+
+    parse_link(link)
+    chosen = () if faults is None else parse_faults(USUAL) if faults == "usual" else read_faults(Path(faults))
+    with _disks(folder, devices) as home, _quietly():
+        tell = _teller(as_json)
+        if virtual:
+            from edgesplit_cli.sim.runs import run_virtual
+
+            summary = run_virtual(
+                home, devices, seed=seed, classes=profiles, link=parse_link(link), faults=chosen, lasts_s=lasts_s,
+                request_every_s=request_every, telemetry_every_s=telemetry_every or 600.0,
+                health_s=health_s or 600.0, tell=tell,
+            )  # fmt: skip
+        else:
+            from edgesplit_cli.api import Api
+            from edgesplit_cli.sim.runs import run_real
+
+            summary = run_real(
+                home, Api.of(data), devices, first=first, prefix=prefix, group=group, seed=seed, classes=profiles,
+                link=link, faults=chosen, lasts_s=lasts_s, request_every_s=request_every,
+                telemetry_every_s=telemetry_every or 10.0, health_s=health_s or 10.0, tell=tell,
+            )  # fmt: skip
+    if as_json:
+        print_json(summary.as_json())
+    else:
+        click.echo(summary.text())
+    if summary.broken:
+        raise click.exceptions.Exit(1)
+
+
+def _teller(as_json: bool) -> Callable[[str], None]:
+    """Where to say how it goes: one line that changes on a terminal, a line now and then elsewhere."""
+    if as_json:
+        return lambda line: None
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        return lambda line: click.echo(f"\r{line[:width]:<{width}}", err=True, nl=False)
+    return lambda line: click.echo(line, err=True)
+
+
+@contextmanager
+def _disks(folder: Path | None, devices: int) -> Iterator[Path]:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    roomy = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > devices * BYTES_PER_DEVICE + 2**27
+    with tempfile.TemporaryDirectory(prefix="edgesplit-sim-", dir=MEMORY if roomy else None) as made:
+        yield Path(made)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What thousands of agents log of their troubles is not for one terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _shares(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    open_ended = []
+    for part in text.split(","):
+        name, equals, share = part.strip().partition("=")
+        if not name or name in found or name in open_ended:
+            raise UsageError(f"not a list of profiles: {text[:60]!r} (as in raspberrypi4=70%,jetson-nano)")
+        if equals:
+            found[name] = spelling.share(share)
+        else:
+            open_ended.append(name)
+    left = 1.0 - sum(found.values())
+    if left < -1e-9 or (open_ended and left <= 1e-9):
+        raise UsageError(f"the shares of {text[:60]!r} are more than a whole")
+    found.update(dict.fromkeys(open_ended, left / len(open_ended) if open_ended else 0.0))
+    return found
