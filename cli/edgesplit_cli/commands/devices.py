@@ -191,7 +191,8 @@ def show(data: Path, name: str, as_json: bool) -> None:
     )
     for window in (one.get("telemetry") or {}).get("models", []):
         if window.get("phases") and window["requests"]:
-            emulated = ", emulated" if one["telemetry"].get("emulated") else ""
+            made_up = "simulated" if one.get("simulated") else "emulated"
+            emulated = f", {made_up}" if one["telemetry"].get("emulated") else ""
             requests = window["requests"]
             out.print(f"{window['model']}: where the time of the latest {requests} requests went (mean{emulated})")
             for line in means(window["phases"], requests):
@@ -280,7 +281,8 @@ def _lines(one: dict[str, Any]) -> list[tuple[str | Text, ...]]:
     live = one["state"] == "online"
     telemetry = (one.get("telemetry") or {}) if live else {}
     windows = {window["model"]: window for window in telemetry.get("models", [])}
-    kind = one["device_class"] + (" (emulated)" if one.get("emulated") else "")
+    made_up = "simulated" if one.get("simulated") else "emulated" if one.get("emulated") else ""
+    kind = one["device_class"] + (f" ({made_up})" if made_up else "")
     lines: list[tuple[str | Text, ...]] = []
     for model in one.get("models") or [{"model": "-", "state": "", "release": ""}]:
         window = windows.get(model["model"], {})
