@@ -112,7 +112,7 @@ def test_operators_at_once_leave_every_device_with_the_newest_word(database_url:
         named[world.deploy(release, names)] = names
 
     def loop() -> None:
-        while not ended.is_set():
+        while not ended.wait(0.01):
             world.rollouts.step_all()
 
     operators = [threading.Thread(target=operator, args=half) for half in halves]

@@ -4,6 +4,7 @@ the real controller (reference fault F1). The seed is printed."""
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ DEVICES = 200
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFleet]:
+def fleet() -> Iterator[SimulatedFleet]:
     """200 devices that run version 1."""
     print(f"seed {SEED}")
-    memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
-    folder = tmp_path_factory.mktemp("fleet") if memory is None else memory / f"es-rollout-{os.getpid()}"
-    with SimulatedFleet(folder, devices=DEVICES, seed=SEED) as made:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="es-rollout-", dir=memory) as folder,
+        SimulatedFleet(Path(folder), devices=DEVICES, seed=SEED) as made,
+    ):
         number = made.deploy(made.release(1))
         assert ended(made, number)["states"]["succeeded"] == DEVICES
         yield made

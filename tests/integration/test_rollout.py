@@ -73,9 +73,9 @@ def test_a_device_that_is_off_holds_up_nobody(cloud: Cloud, fleet: list[Agent]) 
     off, on = fleet
     off.process.kill()
     made = deploy(cloud, "device")
-    eventually(f"{on.name} runs it", lambda: runs(cloud, on.name) == made["release"])
-    states = cloud.api.get(f"/v1/rollouts/{made['rollout']}")["states"]
-    assert states["told"] == 1 and states["queued"] == 0
+    path = f"/v1/rollouts/{made['rollout']}"
+    eventually(f"{on.name} runs it", lambda: cloud.api.get(path)["states"]["succeeded"] == 1)
+    assert cloud.api.get(path)["states"]["told"] == 1 and runs(cloud, on.name) == made["release"]
 
     newer = deploy(cloud, "auto")
     assert newer["supersedes"] == [{"rollout": made["rollout"], "devices": 1}]
@@ -83,7 +83,7 @@ def test_a_device_that_is_off_holds_up_nobody(cloud: Cloud, fleet: list[Agent]) 
 
     eventually("the newer one has ended", lambda: cloud.api.get(f"/v1/rollouts/{newer['rollout']}")["ended"])
     assert {runs(cloud, off.name), runs(cloud, on.name)} == {newer["release"]}
-    older = cloud.api.get(f"/v1/rollouts/{made['rollout']}")
+    older = eventually("the older one has ended", lambda: (one := cloud.api.get(path))["ended"] and one)
     assert older["state"] == "finished" and older["superseded_by"] == newer["rollout"]
 
 
