@@ -116,6 +116,20 @@ def test_a_rotation_and_a_revocation_are_felt_at_the_next_call(up: Up, edgectl: 
     assert states["bob"] == "revoked" and states["operator"] == "active"
 
 
+def test_an_operator_changes_their_own_token_in_place(up: Up, edgectl: Edgectl) -> None:
+    """The file that is used holds the new one; what was copied from it before is void."""
+    file = added(up, edgectl, "frank", "--role", "viewer")
+    edgectl("login", str(file))
+    assert "frank's old credentials are void" in edgectl("operator", "rotate")
+    assert edgectl.json("whoami")["operator"] == "frank"
+    with pytest.raises(UsageError, match="unknown, revoked or expired"):
+        edgectl("--credentials", str(file), "whoami")
+    with pytest.raises(UsageError, match="only an admin"):
+        edgectl("operator", "rotate", "--expires", "1y")
+    with pytest.raises(UsageError, match=r"deleting operator\.token"):
+        edgectl("--data", str(up.data), "operator", "rotate")
+
+
 def test_what_a_call_says_goes_before_what_was_kept(up: Up, edgectl: Edgectl, monkeypatch: pytest.MonkeyPatch) -> None:
     """--data before the environment before `login`; two that are both said are refused."""
     carol, dave = (added(up, edgectl, name, "--role", "viewer") for name in ("carol", "dave"))
