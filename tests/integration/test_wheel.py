@@ -28,8 +28,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_every_room_and_what_they_read(wheel: Path) -> None:
-    """Device profiles, type marker, the demo's model and the dashboard, where it was built, travel with the code; no test and
-    no cache does."""
+    """Device profiles, type marker, the demo's model and the dashboard, where it was built, travel with the code; no
+    test and no cache does."""
     names = set(zipfile.ZipFile(wheel).namelist())
 
     assert set(NEEDED) <= names
