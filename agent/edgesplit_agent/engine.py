@@ -371,7 +371,8 @@ class Engine:
         try:
             live = self._own_part(request, choice.row)
             answer = self._weighed(request, choice, self._finishing.finish(request, expected, live, now, cloud))
-            return _as_planned(answer, request.release.plan, now) if choice.alone else answer
+            raced = choice.alone or answer.report.raced
+            return _as_planned(answer, choice.row, request.release.plan, now) if raced else answer
         finally:
             cloud.leave()
 
@@ -415,7 +416,7 @@ class Engine:
         told, plan_ = answer.report, request.release.plan
         if plan_.power is None:
             return answer
-        moving_s = told.latency_s - told.encode_s if told.fallback else told.link_s
+        moving_s = told.latency_s - told.encode_s if told.fallback or told.raced else told.link_s
         predicted = spent_j(choice.row, plan_.power, told.device_s + told.encode_s, told.latency_s, max(0.0, moving_s))
         self._chooser.spent(predicted - plan_.power.idle_watts * told.latency_s)
         joules, basis = self._power.ledger.answered(plan_, predicted, told.latency_s, monotonic())
@@ -491,17 +492,18 @@ def _expected(choice: Choice, plan_: Plan, now: Conditions, cause: str) -> Expec
     return Expected(row, plan.latency_s(row, now), remote_s, cause, sending, choice.early_s)
 
 
-def _as_planned(answer: Answer, plan_: Plan, now: Conditions) -> Answer:
-    """A race that the device was meant to run alone and has won is no fallback: it answered by its own row."""
+def _as_planned(answer: Answer, sent: Row, plan_: Plan, now: Conditions) -> Answer:
+    """A race that the device was meant to run and has won is no fallback: it answered by its own row."""
     local, told = plan_.local, answer.report
     if local is None:
         return answer
     predicted_s = min(told.predicted_s, plan.latency_s(local, now))
-    if not told.fallback:
-        return replace(answer, report=msgspec.structs.replace(told, predicted_s=predicted_s))
+    if not (told.fallback or told.raced):
+        return replace(answer, report=msgspec.structs.replace(told, predicted_s=predicted_s, raced=sent.name))
     as_local = msgspec.structs.replace(
-        told, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s
-    )
+        told, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s,
+        raced=sent.name,
+    )  # fmt: skip
     return replace(answer, report=as_local)
 
 

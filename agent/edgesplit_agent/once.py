@@ -13,11 +13,12 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Generic, TypeVar, cast
 
 import numpy as np
 
-from edgesplit.errors import Busy, DeadlineExceeded, LinkError
+from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit.runtime import Tensor
 
 T = TypeVar("T")
@@ -57,6 +58,14 @@ class _Running(Generic[T]):
         self.over.release()
 
 
+def _bare(error: BaseException) -> BaseException:
+    """The error without its traceback, which holds everything that the request carried."""
+    try:
+        return copy(error)
+    except Exception:
+        return InferenceFailed(str(error))
+
+
 class Once(Generic[T]):
     """Recent answers and running requests by key."""
 
@@ -92,14 +101,14 @@ class Once(Generic[T]):
             raise DeadlineExceeded("the request with this id still runs at the retry's deadline")
         running.over.release()  # for whoever joins next
         if running.error is not None:
-            raise running.error
+            raise _bare(running.error)
         return cast(T, running.result)
 
     def _run(self, key: Key, running: _Running[T], work: Callable[[], T]) -> T:
         try:
             result = running.result = work()
         except BaseException as error:
-            running.error = error
+            running.error = _bare(error)
             kept = isinstance(error, Exception) and not isinstance(error, (LinkError, Busy))
             self._finished(key, running, 0 if kept else None)
             raise

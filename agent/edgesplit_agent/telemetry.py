@@ -46,8 +46,9 @@ class Tally:
 
     def answered(self, report: Report, split: Mapping[str, float]) -> None:
         """Count one answer, whose time went as `split` says."""
-        self.switches += bool(self.row) and self.row != report.row
-        self.row = report.row
+        if not (report.raced and self.row):  # whoever wins a race, the way was not changed
+            self.switches += bool(self.row) and self.row != report.row
+            self.row = report.row
         self.requests += 1
         self.fallbacks += report.fallback
         self.late += report.late

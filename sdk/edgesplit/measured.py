@@ -11,6 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from edgesplit.settled import settle
+
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 """A number that every database and every JSON reader holds exactly."""
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
@@ -88,3 +90,6 @@ class ReleaseHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Whether the largest output is the same for each of them; None where no output is a vector of scores."""
     golden_ok: bool | None = None
     """It gives its own golden answers."""
+
+
+settle(__name__)
