@@ -14,6 +14,7 @@ from edgesplit_controller.database import Database, Deployment, Desired, Device,
 from edgesplit_controller.rollout.terms import Pace, Portion, Rate, Terms
 from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
+SESSION = 3
 CLASSES = ("raspberrypi4", "raspberrypi5", "jetson-nano", "coral")
 GROUPS = ("doors", "dock", "kiosks", "lab", "roof")
 SITES = ("oslo", "bergen", "turku", "gdansk")
@@ -40,7 +41,7 @@ def device_row(
     """One device with its newest report."""
     rng, now = rng or random.Random(name), now or time.time()
     silent = {"online": rng.uniform(0, 9), "stale": rng.uniform(400, 4_000), "offline": rng.uniform(4_000, 90_000)}
-    session = rng.randrange(1, 90)
+    session = SESSION
     models = []
     if model:
         word, detail = trouble or ("running", "")
@@ -71,7 +72,7 @@ def telemetry(rng: random.Random, model: str, release: str, row: str, mbit: floa
     device_s *= rng.uniform(0.95, 1.15)
     total_s = device_s + link_s + remote_s
     return {
-        "session": 1, "sequence": 1, "emulated": True, "remote_ok": True, "up_bytes_per_s": mbit * 125_000,
+        "session": SESSION, "sequence": 0, "emulated": True, "remote_ok": True, "up_bytes_per_s": mbit * 125_000,
         "rtt_s": rng.uniform(0.04, 0.07),
         "models": [{
             "model": model, "release": release, "row": row, "requests": requests, "failed": 0,
@@ -133,7 +134,10 @@ def make_history(
             mbit = min(30.0, max(0.6, mbit * rng.lognormvariate(0, 0.13)))
             row = rows[max(edge for edge in rows if edge <= mbit)]
             told = telemetry(rng, model, release, row, mbit)
-            session.add(TelemetryRow(device=name, at=now - 15.0 * (reports - number), content=told))
+            at = now - 15.0 * (reports - number)
+            session.add(
+                TelemetryRow(device=name, at=at, stored=at, session=SESSION, sequence=number, late=False, content=told)
+            )
         device = session.get(Device, name)
         assert device is not None
         device.telemetry, device.last_seen, device.alive = {"at": now, **told}, now, True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import monotonic
 
@@ -17,9 +17,14 @@ TRIM_S = 3_600.0
 
 
 def add_up(
-    rolling: Rolling, leads: Callable[[], bool], stack: ExitStack, ending: threading.Event, every_s: float = EVERY_S
+    rolling: Rolling,
+    trims: Sequence[Callable[[], None]],
+    leads: Callable[[], bool],
+    stack: ExitStack,
+    ending: threading.Event,
+    every_s: float = EVERY_S,
 ) -> None:
-    """Begin; `stack` waits for the end, which `ending` asks for."""
+    """Begin; `stack` waits for the end, which `ending` asks for. `trims` drop what is too old, once an hour."""
 
     def run() -> None:
         trimmed_at = float("-inf")
@@ -31,7 +36,8 @@ def add_up(
                     pass
                 if monotonic() - trimmed_at >= TRIM_S:
                     trimmed_at = monotonic()
-                    rolling.trim()
+                    for trim in trims:
+                        trim()
             except Exception:
                 log.exception("what devices measured could not be added up")
 

@@ -28,6 +28,7 @@ KEPT = 3
 MOST_PIECES = 64
 ANSWER_S = 120.0
 """A device that has not answered by then may be asked again."""
+KEPT_S = {"asked": 3_600.0, "here": 30 * 86_400.0}
 MOST_UNPACKED = 16 * 2**20
 Ask = Callable[[str, Job], None]
 
@@ -64,6 +65,17 @@ class Bundles:
             record(session, now, who, "device.logs", name, bundle=job.id)
         self._ask(name, job)
         return shown(row)
+
+    def trim(self) -> None:
+        """Drop bundles that are old, and pieces of those that never became whole."""
+        with self._database.write() as session:
+            now = self._now()
+            waits = (BundleRow.state.in_(("asked", "coming")), BundleRow.asked < now - KEPT_S["asked"])
+            for row in session.scalars(select(BundleRow).where(*waits)):
+                _spoil(session, row, "it never came")
+            old = list(session.scalars(select(BundleRow.id).where(BundleRow.asked < now - KEPT_S["here"])))
+            session.execute(delete(BundlePieceRow).where(BundlePieceRow.bundle.in_(old)))
+            session.execute(delete(BundleRow).where(BundleRow.id.in_(old)))
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """The bundles of a device, newest first."""

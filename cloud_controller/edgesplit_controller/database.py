@@ -343,10 +343,12 @@ class Database:
         """A write transaction for what comes all the time: it waits for no other one, but where that changes one of
         these devices, which it holds from the beginning. On SQLite it is a writer like any other."""
         with self._translated(), self._hearers.begin() as session:
-            if self.shared and (names := sorted(set(devices))):
-                held = select(Device.name).where(Device.name.in_(names)).order_by(Device.name)
-                session.execute(held.with_for_update(key_share=True))
+            names = sorted(set(devices))
+            held = select(Device).where(Device.name.in_(names)).order_by(Device.name)
+            # All in one query: while the list lives, the session finds each of them without another one.
+            rows = session.scalars(held.with_for_update(key_share=True)).all() if names else []
             yield session
+            del rows
 
     @contextmanager
     def read(self) -> Iterator[Session]:

@@ -30,7 +30,8 @@ PIECE_BYTES = 65_536
 GATHER_S = 0.05
 """How long a chunk waits for further devices to ask for it, while more than one device fetches its release..."""
 MORE_S = 0.01
-"""...and so much longer for each device more: what is published goes to all of them, also to who has it already."""
+"""...and so much longer for each device beyond `FEW`: what is published goes to all of them, also to who has it."""
+FEW = 8
 LONGEST_GATHER_S = 1.0
 RECENT_S = 2.0
 """A device that asked within this time still fetches."""
@@ -462,7 +463,7 @@ class Delivery:
 
 def gather_s(fetching: int) -> float:
     """How long a chunk waits while so many devices fetch its release."""
-    return 0.0 if fetching == 1 else min(LONGEST_GATHER_S, GATHER_S + MORE_S * (fetching - 2))
+    return 0.0 if fetching == 1 else min(LONGEST_GATHER_S, GATHER_S + MORE_S * max(0, fetching - FEW))
 
 
 def pieces(path: str, data: bytes | None) -> list[messages.Fetched]:

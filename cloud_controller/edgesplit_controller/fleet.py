@@ -86,13 +86,18 @@ class _View:
         """By state, with those that were claimed and have not come."""
         counted = select(self._state, func.count()).where(self._mine).group_by(self._state)
         found = {str(state): int(count) for state, count in self._session.execute(counted)}
-        emulated = select(func.count()).select_from(Device).join(HeardRow, HeardRow.device == Device.name)
+        made_up = select(HeardRow.emulated, HeardRow.simulated, func.count()).group_by(
+            HeardRow.emulated, HeardRow.simulated
+        )
+        made_up = made_up.join(Device, HeardRow.device == Device.name).where(self._here)
+        kinds = [(bool(one[0]), bool(one[1]), int(one[2])) for one in self._session.execute(made_up)]
         states = {state: found.get(state, 0) for state in STATES}
         return {
             **states,
             "claimed": self._claimed(),
             "total": sum(states.values()) - states["revoked"],
-            "emulated": self._session.scalar(emulated.where(self._here, HeardRow.emulated.is_(True))) or 0,
+            "emulated": sum(count for emulated, simulated, count in kinds if emulated and not simulated),
+            "simulated": sum(count for _, simulated, count in kinds if simulated),
         }
 
     def _claimed(self) -> int:

@@ -139,7 +139,7 @@ class _Batch:
         taken.superseded |= born(self._session, device, birth, self._now)
         row = self._row(device)
         _keep(row, truth.after_birth(_known(row), birth.session))
-        row.agent, row.emulated = birth.version[:40], birth.emulated
+        row.agent, row.emulated, row.simulated = birth.version[:40], birth.emulated, birth.simulated
         if fresh:
             row.born_at, row.deaf_since = self._now, None
         return "new" if fresh else "again"
@@ -282,7 +282,7 @@ class _Batch:
         if row is None:
             row = self._heard[device.name] = HeardRow(
                 device=device.name, session=device.session, sequence=-1, report=0, missing=0, again=0, earlier=0,
-                older=0, agent="", emulated=False, late=0, refused=0,
+                older=0, agent="", emulated=False, simulated=False, late=0, refused=0,
             )  # fmt: skip
             self._session.add(row)
         return row

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import delete, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from edgesplit_controller.database import Database, Desired, TelemetryRow
+from edgesplit_controller.database import Database, Desired, Device, TelemetryRow
 from edgesplit_controller.truth_tables import MarkRow, RolledRow
 
 SPANS: Mapping[str, int] = {"minute": 60, "hour": 3_600}
@@ -21,6 +21,9 @@ KEPT_S: Mapping[int, float] = {60: 7 * 86_400.0, 3_600: 400 * 86_400.0}
 MARK = "telemetry rolled up to row"
 AT_ONCE = 2_000
 KEYS_AT_ONCE = 200
+DEVICES_AT_ONCE = 500
+RAW_S = 30 * 86_400.0
+"""Of a device that goes on talking far fewer are kept (`devices.HISTORY`)."""
 SETTLED_S = 10.0
 """Rows are numbered before they are committed: so long after one was stored, none with a lower number comes."""
 OTHER = "(other)"
@@ -126,11 +129,24 @@ class Rolling:
             return len(rows)
 
     def trim(self) -> None:
-        """Drop buckets that are too old."""
+        """Drop what is too old: buckets, and raw messages of devices that say nothing more."""
         with self._database.write() as session:
             for span, kept_s in KEPT_S.items():
                 old = (RolledRow.span_s == span, RolledRow.begins < self._now() - kept_s)
                 session.execute(delete(RolledRow).where(*old))
+        after = ""
+        while names := self._drop_raw(after):
+            after = names[-1]
+
+    def _drop_raw(self, after: str) -> list[str]:
+        """Of some devices, the next ones by name; device by device, for that is how messages are found."""
+        with self._database.write() as session:
+            some = select(Device.name).where(Device.name > after).order_by(Device.name).limit(DEVICES_AT_ONCE)
+            names = list(session.scalars(some))
+            oldest = self._now() - RAW_S
+            for name in names:
+                session.execute(delete(TelemetryRow).where(TelemetryRow.device == name, TelemetryRow.at < oldest))
+        return names
 
     def behind(self) -> int:
         """About how many messages are not added up yet."""

@@ -31,6 +31,7 @@ class HeardRow(Table):
     agent: Mapped[str] = mapped_column(default="")
     """Version."""
     emulated: Mapped[bool] = mapped_column(default=False)
+    simulated: Mapped[bool] = mapped_column(default=False)
     late: Mapped[int] = mapped_column(default=0)
     """Messages that came late and were stored, in all."""
     refused: Mapped[int] = mapped_column(default=0)

@@ -214,7 +214,8 @@ def _start(
         return {**delivery.waiting(), "heavy": heavy.waiting, "broker": session.connected}
 
     _api(settings, controller, authority, api_credentials, listener, heavy, ledger, reading, stack, ending)
-    add_up(controller.rolling, lease.held, stack, ending)
+    trims = (controller.rolling.trim, controller.bundles.trim)
+    add_up(controller.rolling, trims, lease.held, stack, ending)
     watch(controller.replanner.look, heavy.submit, lease.held, stack, ending)
     tending = Tending(
         repository, rotation, controller, delivery, revocations, Stating(database), lease, place.lease, ending

@@ -235,6 +235,23 @@ def test_a_page_that_lost_the_controller_says_so_and_comes_back(dashboard: Dashb
     browser.shows("moved", ".grid-row[data-index='0']")
 
 
+def test_many_tabs_share_one_stream(dashboard: Dashboard, browser: Browser) -> None:
+    """More tabs than a browser opens connections to a host: each is live, and still is when the first one is closed."""
+    first = browser.driver.current_window_handle
+    for _ in range(7):
+        browser.driver.switch_to.new_window("tab")
+        browser.open(dashboard.page("models"))
+        browser.shows("people@", "main")
+        browser.shows("●live", ".live")
+    browser.driver.switch_to.window(first)
+    browser.driver.close()
+    for tab in browser.driver.window_handles[1:]:
+        browser.driver.switch_to.window(tab)
+        browser.driver.close()
+    browser.driver.switch_to.window(browser.driver.window_handles[0])
+    browser.shows("●live", ".live")
+
+
 def test_a_login_code_works_once_and_signing_out_ends_the_session(dashboard: Dashboard, tmp_path: Path) -> None:
     """The code is gone from the address, no second browser comes in by it, and after signing out none is in."""
     with chromium(tmp_path) as browser:

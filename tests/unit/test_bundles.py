@@ -24,7 +24,7 @@ from edgesplit_agent.diagnosis import PAUSE_S, Diagnosis, known_secrets
 from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.logbook import Logbook
 from edgesplit_cli.commands.devices import log_lines
-from edgesplit_controller.bundles import ANSWER_S, KEPT, MOST_UNPACKED, Bundles, unpacked
+from edgesplit_controller.bundles import ANSWER_S, KEPT, KEPT_S, MOST_UNPACKED, Bundles, unpacked
 from edgesplit_controller.refusals import Conflict
 from fleet_world import World, new_url
 
@@ -298,3 +298,18 @@ def test_births_do_not_matter_here(tmp_path: Path) -> None:
     desk.world.birth("cam", session=2)
     desk.say("cam", *rest)
     assert desk.bundles.get("cam", asked["id"])["state"] == "here"
+
+
+def test_old_bundles_and_those_that_never_came_are_dropped(tmp_path: Path) -> None:
+    """Their pieces too."""
+    desk = Desk(tmp_path)
+    asked = desk.bundles.request("cam", "me")
+    desk.say("cam", pieces(asked["id"], CONTENT)[0])
+    desk.world.now += KEPT_S["asked"] + 1
+    desk.bundles.trim()
+    assert [(one["state"], one["why"]) for one in desk.bundles.of("cam")] == [("spoilt", "it never came")]
+    desk.say("cam", *pieces(asked["id"], CONTENT))
+    assert desk.bundles.of("cam")[0]["state"] == "spoilt"
+    desk.world.now += KEPT_S["here"]
+    desk.bundles.trim()
+    assert desk.bundles.of("cam") == []

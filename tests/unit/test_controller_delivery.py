@@ -23,6 +23,7 @@ from edgesplit_controller.delivery import (
     Inbox,
     Sources,
     check_wish,
+    gather_s,
     pieces,
 )
 
@@ -35,6 +36,13 @@ def test_a_lone_device_is_answered_at_once() -> None:
     chunks = ChunkQueue()
     chunks.ask("cam", "r", ("1", "2"), now=10.0)
     assert chunks.take(10.0) == ["1", "2"] and chunks.next_due() is None
+
+
+def test_a_crowd_waits_a_little_longer_for_each_other() -> None:
+    """A lone device not at all, a few as ever, and nobody more than a second."""
+    waits = [gather_s(count) for count in (1, 2, 8, 50, 10_000)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[1], waits[2], waits[-1]) == (0.0, GATHER_S, GATHER_S, 1.0)
 
 
 def test_devices_that_ask_together_are_answered_by_one_chunk() -> None:

@@ -351,9 +351,9 @@ def test_images_are_built_of_what_is_here_and_run_as_nobody(path: Path) -> None:
                 assert (REPOSITORY / source).exists() and {source, source.partition("/")[0]} & let_in, source
         if word == "ARG":
             name, _, version = rest.partition("=")
-            assert name == "PYTHON" and ":" in version and not version.endswith("latest")
+            assert name in ("PYTHON", "NODE") and ":" in version and not version.endswith("latest")
         if word == "FROM":
-            assert rest.startswith("${PYTHON}")
+            assert rest.startswith(("${PYTHON}", "${NODE} AS"))
     last = [word for word, _ in lines][len(lines) - [word for word, _ in reversed(lines)].index("FROM") :]
     assert {"USER", "HEALTHCHECK", "ENTRYPOINT", "CMD"} <= set(last) and dict(lines)["USER"] == "10001:10001"
 

@@ -12,7 +12,7 @@ from edgesplit.errors import UsageError
 from edgesplit.measured import BoardSeen, Moment
 from edgesplit.messages import Birth, Death, Kept, Late, PowerSeen, Telemetry, Window
 from edgesplit.release import Signed, Statement, Wanted
-from edgesplit_cli.commands.devices import condition_line, heard_line, model_lines
+from edgesplit_cli.commands.devices import condition_line, health_line, heard_line, model_lines
 from edgesplit_cli.commands.fleet import overview
 from edgesplit_cli.show import console
 from edgesplit_controller.causes import DEAF_S, NEAR_EXPIRY_S
@@ -56,6 +56,7 @@ def test_the_overview_counts_what_is_there(database_url: str) -> None:
     seen = world.fleet.overview()
     assert seen["devices"] == {
         "online": 2, "stale": 1, "offline": 2, "revoked": 1, "claimed": 1, "total": 5, "emulated": 4,
+        "simulated": 0,
     }  # fmt: skip
     assert seen["agents"] == [{"agent": "0.2", "devices": 4}]
     (model,) = seen["models"]
@@ -166,8 +167,9 @@ def late(number: int, *measured: Telemetry, up_s: float = 10_000.0) -> Late:
     return Late(number=number, sent=Moment(at=NOW, boot="b", up_s=up_s), measured=measured)
 
 
-def test_late_telemetry_is_stored_where_it_was_measured_and_once(world: World) -> None:
+def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: str) -> None:
     """However often it is sent; what is known of now does not change by it, and the device hears that it may forget."""
+    world = World(database_url)
     world.add("cam")
     world.birth("cam", session=5)
     world.tell("cam", 0, window("now"), session=5)
@@ -207,8 +209,9 @@ def test_late_telemetry_that_is_too_large_is_refused_alone(world: World) -> None
     assert world.shown("cam")["heard"]["refused"] == 1
 
 
-def test_minutes_and_hours_are_what_was_measured_in_them(world: World) -> None:
+def test_minutes_and_hours_are_what_was_measured_in_them(database_url: str) -> None:
     """Sums of requests, means weighed by them, late ones in their own minute; each message counts once."""
+    world = World(database_url)
     world.add("cam")
     world.birth("cam")
     world.now = NOW // 3_600 * 3_600 + 100.0
@@ -239,6 +242,10 @@ def test_minutes_and_hours_are_what_was_measured_in_them(world: World) -> None:
     world.rolling.trim()
     assert world.rolling.history("cam", "minute", start - 7_200, world.now) == {}
     assert len(world.rolling.history("cam", "hour", start - 7_200, world.now)["m"]) == 2
+    assert len(world.devices.history("cam")) == 4
+    world.now += 30 * 86_400
+    world.rolling.trim()
+    assert world.devices.history("cam") == []
 
 
 def test_pages_follow_each_other_without_gaps(world: World) -> None:
@@ -263,8 +270,9 @@ def test_pages_follow_each_other_without_gaps(world: World) -> None:
         assert found == names
 
 
-def test_devices_are_asked_for_by_what_is_known_of_them(world: World) -> None:
+def test_devices_are_asked_for_by_what_is_known_of_them(database_url: str) -> None:
     """Group, label, state, a part of the name, what is wrong, what runs; and never beyond the groups one may see."""
+    world = World(database_url)
     world.add("cam-1", "cam-2")
     world.add("yard-1", group="yard", labels={"site": "bergen"})
     world.birth("cam-1")
@@ -333,3 +341,20 @@ def test_what_comes_late_first_and_live_afterwards_is_one_message(world: World) 
     world.devices.hear([("cam", said), ("other", telemetry(5, 0)), ("cam", late(2, said, said))])
     assert [(one["session"], one["sequence"]) for one in world.devices.history("cam")] == [(6, 3)]
     assert len(world.devices.history("other")) == 1
+
+
+def test_a_releases_health_is_one_line() -> None:
+    """With what is known of it and nothing else; of a device that is gone it is not how it is now."""
+    whole = {
+        "model": "digits", "release": RELEASE, "since_s": 300.0, "requests": 50, "failed": 1, "fallbacks": 2,
+        "latency_p95_s": 0.0123, "memory_bytes": 2**20, "drift": 0.25, "top_agrees": False, "golden_ok": True,
+        "current": False,
+    }  # fmt: skip
+    line = health_line(whole)
+    assert line.plain.strip() == (
+        "digits aaaaaaaaaaaa for 5 min: 50 requests, 1 failed, 2 fallbacks, p95 12.3 ms, 1.0 MiB of memory, "
+        "drift 25.00%, another first place, golden inputs answered"
+    )
+    assert line.style == "yellow"
+    bare = {"model": "m", "release": "r", "since_s": 1.0, "requests": 0, "failed": 0, "fallbacks": 0}
+    assert health_line(bare).plain.strip() == "m r for 1 s: 0 requests, 0 failed, 0 fallbacks"

@@ -68,6 +68,7 @@ class World:
         self.now = 10_000.0
         self.model = self.maker.model
         self.rolled_out: list[Wanted] = []
+        self.told = 0
         self.replanner = Replanner(
             self.database,
             self.maker.releasing._registry,
@@ -137,11 +138,13 @@ class World:
                         session=1, sequence=1, emulated=emulated, up_bytes_per_s=link.up_bytes_per_s,
                         rtt_s=link.rtt_s, remote_ok=True, models=(window,),
                     )  # fmt: skip
-                    row_ = TelemetryRow(
-                        device=name, at=self.now, stored=self.now, session=1, sequence=int(self.now),
-                        content=msgspec.to_builtins(told),
+                    self.told += 1
+                    session.add(
+                        TelemetryRow(
+                            device=name, at=self.now, stored=self.now, session=1, sequence=self.told,
+                            content=msgspec.to_builtins(told),
+                        )
                     )  # fmt: skip
-                    session.add(row_)
 
     def open(self) -> list[dict[str, Any]]:
         return self.replanner.shown_proposals(open_only=True)
@@ -377,6 +380,16 @@ def test_emulated_devices_are_marked(world: World) -> None:
     world.tell(40.0, emulated=True)
     world.replanner.look()
     assert world.open()[0]["basis"] == "emulated"
+
+
+def test_simulated_devices_are_marked(world: World) -> None:
+    """They say it at their birth."""
+    with world.database.write() as session:
+        for device in session.scalars(select(Device)):
+            device.birth = {"simulated": True}
+    world.tell(40.0)
+    world.replanner.look()
+    assert world.open()[0]["basis"] == "simulated"
 
 
 def test_a_policy_is_the_narrowest_that_was_set() -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from edgesplit.errors import LinkError, UsageError
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import can_write, console, json_option, ms, plain, print_json, rate, table
+from edgesplit_cli.show import can_write, console, json_option, ms, plain, print_json, rate, share, size, table
 from edgesplit_cli.timeline import means
 
 STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
@@ -179,6 +179,8 @@ def show(data: Path, name: str, as_json: bool) -> None:
         out.print(Text(power_line(power), "red" if power.get("under_voltage") else ""))
     for line in model_lines(one):
         out.print(line)
+    for health in one.get("health") or []:
+        out.print(health_line(health))
     if (old := one.get("last_telemetry")) and not one.get("telemetry"):
         out.print(Text(f"it measured nothing since {_ago(old.get('at'))}: what follows is not how it is now", "yellow"))
     out.print(
@@ -189,7 +191,8 @@ def show(data: Path, name: str, as_json: bool) -> None:
     )
     for window in (one.get("telemetry") or {}).get("models", []):
         if window.get("phases") and window["requests"]:
-            emulated = ", emulated" if one["telemetry"].get("emulated") else ""
+            made_up = "simulated" if one.get("simulated") else "emulated"
+            emulated = f", {made_up}" if one["telemetry"].get("emulated") else ""
             requests = window["requests"]
             out.print(f"{window['model']}: where the time of the latest {requests} requests went (mean{emulated})")
             for line in means(window["phases"], requests):
@@ -278,7 +281,8 @@ def _lines(one: dict[str, Any]) -> list[tuple[str | Text, ...]]:
     live = one["state"] == "online"
     telemetry = (one.get("telemetry") or {}) if live else {}
     windows = {window["model"]: window for window in telemetry.get("models", [])}
-    kind = one["device_class"] + (" (emulated)" if one.get("emulated") else "")
+    made_up = "simulated" if one.get("simulated") else "emulated" if one.get("emulated") else ""
+    kind = one["device_class"] + (f" ({made_up})" if made_up else "")
     lines: list[tuple[str | Text, ...]] = []
     for model in one.get("models") or [{"model": "-", "state": "", "release": ""}]:
         window = windows.get(model["model"], {})
@@ -369,6 +373,22 @@ def model_lines(one: dict[str, Any]) -> list[Text]:
     return lines
 
 
+def health_line(health: dict[str, Any]) -> Text:
+    """How a release has done on it since it was activated: what the gates of a rollout judge."""
+    parts = [f"{health['requests']} requests", f"{health['failed']} failed", f"{health['fallbacks']} fallbacks"]
+    if (p95 := health.get("latency_p95_s")) is not None:
+        parts.append(f"p95 {ms(p95)} ms")
+    if (memory := health.get("memory_bytes")) is not None:
+        parts.append(f"{size(memory)} of memory")
+    if (drift := health.get("drift")) is not None:
+        top = {True: ", the same first place", False: ", another first place", None: ""}[health.get("top_agrees")]
+        parts.append(f"drift {share(drift)}{top}")
+    if health.get("golden_ok"):
+        parts.append("golden inputs answered")
+    told = f"  {health['model']} {health['release'][:12]} for {_long(health['since_s'])}: {', '.join(parts)}"
+    return Text(told, "" if health.get("current", True) else "yellow")
+
+
 def heard_line(heard: dict[str, Any]) -> str:
     """The order of its messages, where it was not perfect."""
     words = (("missing", "lost"), ("again", "twice"), ("earlier", "out of order"), ("older", "of older sessions"))
@@ -429,8 +449,11 @@ def ago(seen: float | None, now: float) -> str:
     """How long ago, for people."""
     if not seen:
         return "never"
-    seconds = max(0.0, now - seen)
+    return f"{_long(max(0.0, now - seen))} ago"
+
+
+def _long(seconds: float) -> str:
     for unit, long_s in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
         if seconds >= 2 * long_s:
-            return f"{seconds / long_s:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+            return f"{seconds / long_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

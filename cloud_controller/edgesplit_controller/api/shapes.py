@@ -136,6 +136,18 @@ class DeploymentShape(Shape):
     created: float
 
 
+class Drifted(Shape):
+    """What plans of a model assumed, and what was measured since."""
+
+
+class Proposal(Shape):
+    """Another table that was proposed, and what became of it."""
+
+
+class Policy(Shape):
+    """What may become of a model's plans by itself."""
+
+
 class ReleaseShape(Shape):
     """A signed release."""
 

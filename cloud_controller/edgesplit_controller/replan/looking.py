@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -96,16 +96,27 @@ class Looking:
     def heard_of(self, unit: Unit, device: str, plan: Plan) -> Voice | None:
         """What one device said of its release in the last day."""
         told = self._history.of(device, self._now() - MEASURED_S)
-        return voice(device, told, unit.model.name, unit.release, plan)
+        simulated = device in self._simulated([device])
+        return voice(device, told, unit.model.name, unit.release, plan, simulated=simulated)
 
     def _voices(self, unit: Unit, plan: Plan) -> list[Voice]:
         """What a sample of the unit's devices told of its release lately, of those that told enough."""
         drawn = random.sample(unit.targets, min(MOST_DEVICES, len(unit.targets)))
         since = self._now() - 2 * unit.policy.doubt.observe_s
         told = {target.name: self._history.of(target.name, since) for target in drawn}
-        spoken = [voice(name, told[name], unit.model.name, unit.release, plan) for name in sorted(told)]
+        made_up = self._simulated(told)
+        spoken = [
+            voice(name, told[name], unit.model.name, unit.release, plan, simulated=name in made_up)
+            for name in sorted(told)
+        ]
         enough = [one for one in spoken if one is not None and len(one.moments) >= LEAST_MOMENTS]
         return voices_of_best_kind(enough)
+
+    def _simulated(self, names: Collection[str]) -> frozenset[str]:
+        """Those of them that said so at their birth."""
+        with self._database.read() as session:
+            born = session.execute(select(Device.name, Device.birth).where(Device.name.in_(names)))
+            return frozenset(name for name, birth in born if (birth or {}).get("simulated"))
 
     def plan(self, unit: Unit) -> Plan | None:
         """The plan in use; None where the release has none for that class."""

@@ -97,7 +97,41 @@ export interface ModelState {
   release: string;
   wanted: string;
   state: string;
+  /** What it said last, where that is not known to be so now. */
+  last_state?: string;
+  current?: boolean;
   detail: string;
+}
+
+export interface Condition {
+  kind: string;
+  since: number;
+  text: string;
+  do: string;
+  current: boolean;
+}
+
+export interface Difference {
+  model: string;
+  wanted: string;
+  runs: string;
+  reason: string;
+  why: string;
+}
+
+export interface Bundle {
+  id: string;
+  who: string;
+  asked: number;
+  state: string;
+  why: string;
+  total: number;
+  received: number;
+}
+
+export interface Keys {
+  roles: { role: string; threshold?: number; expires?: string | number }[];
+  notices: string[];
 }
 
 export interface Device {
@@ -123,6 +157,10 @@ export interface Device {
   safe_mode?: string;
   trouble?: string;
   telemetry: Telemetry | null;
+  /** What it measured last, however long ago. */
+  last_telemetry?: Telemetry | null;
+  conditions?: Condition[];
+  differences?: Difference[];
   gateway?: string | null;
 }
 

@@ -1,10 +1,12 @@
 // One device: what it should run and runs, where its time goes now, and where on its plan's curves it stands.
 
 import { useState } from "preact/hooks";
+import { post } from "../data/api";
 import { clock, useCell } from "../data/cell";
 import { modelsOf } from "../data/history";
 import { useResource } from "../data/resource";
-import type { Device, DeviceCurves, Event, Telemetry } from "../data/types";
+import { may } from "../data/session";
+import type { Bundle, Device, DeviceCurves, Difference, Event, Telemetry } from "../data/types";
 import { age, moment, NONE, rate, seconds, short } from "../format";
 import { CurveChart, inWords, nameOf, PlanTable, value } from "../parts/curves";
 import { BandwidthChart, LatencyChart, PowerChart, RequestsChart } from "../parts/device_charts";
@@ -37,6 +39,7 @@ export function DevicePage({ name }: { name: string }) {
       {(curves.data ?? []).map((one) => (
         <PlanPanel key={one.model} plan={one} live={data.state === "online"} />
       ))}
+      {may("operator") && <Logs name={name} own={own} />}
       <Panel title="Events">
         {events.data === null || events.data.length === 0 ? (
           <p class="none">None.</p>
@@ -66,34 +69,47 @@ function Head({ device }: { device: Device }) {
 
 function Warnings({ device }: { device: Device }) {
   const now = useCell(clock);
-  const found: string[] = [];
-  if (device.state === "stale")
-    found.push(`Silent for ${age(device.last_seen, now)}: everything below is its last word.`);
-  if (device.state === "offline")
-    found.push(`Its connection ended; last heard of ${age(device.last_seen, now)} ago. Everything below is of then.`);
-  if (device.state === "revoked")
-    found.push("Its certificates are revoked. It runs what it has, and nobody believes it.");
-  if (device.safe_mode) found.push(`Safe mode: ${device.safe_mode}`);
-  if (device.trouble) found.push(`It does not obey its newest statement: ${device.trouble}`);
-  if (device.copied) found.push(`Its identity was copied: two agents took turns, last seen ${moment(device.copied)}.`);
-  if (device.flooded && device.flooded.held_until > now)
-    found.push(`Held off for sending too much, until ${moment(device.flooded.held_until)}.`);
-  if (device.telemetry?.power?.under_voltage) found.push("Under-voltage: its supply does not hold.");
-  for (const window of device.telemetry?.models ?? [])
-    if (window.trouble) found.push(`${window.model}: ${window.trouble}`);
-  if (found.length === 0) return null;
+  const found = sayings(device, now);
+  const wrong = device.conditions ?? [];
+  if (found.length === 0 && wrong.length === 0) return null;
   return (
     <ul class="warnings">
       {found.map((one) => (
         <li key={one}>{one}</li>
       ))}
+      {wrong.map((one) => (
+        <li key={one.kind}>
+          <b>{one.kind}</b>
+          {one.text !== "" && `: ${one.text}`} <span class="faint">· since {moment(one.since)}</span>
+          {!one.current && <span class="old"> · by its last word</span>}
+          {one.do !== "" && <div class="faint">{one.do}</div>}
+        </li>
+      ))}
     </ul>
   );
 }
 
+/** What its state and its last report mean for what stands below. */
+function sayings(device: Device, now: number): string[] {
+  const found: string[] = [];
+  const ago = age(device.last_seen, now);
+  if (device.state === "stale") found.push(`Silent for ${ago}: everything below is its last word.`);
+  if (device.state === "offline")
+    found.push(`Its connection ended; last heard of ${ago} ago. Everything below is of then.`);
+  if (device.state === "revoked")
+    found.push("Its certificates are revoked. It runs what it has, and nobody believes it.");
+  for (const window of told(device)?.models ?? []) if (window.trouble) found.push(`${window.model}: ${window.trouble}`);
+  return found;
+}
+
+/** Its newest measurements, of now or not: the page says which. */
+function told(device: Device): Telemetry | null {
+  return device.telemetry ?? device.last_telemetry ?? null;
+}
+
 function Facts({ device }: { device: Device }) {
   const now = useCell(clock);
-  const { telemetry } = device;
+  const telemetry = told(device);
   const facts: [string, string][] = [
     ["seen", device.last_seen === null ? "never" : `${age(device.last_seen, now)} ago`],
     ["agent", device.agent_version ?? NONE],
@@ -178,18 +194,24 @@ interface Served {
   why: string;
 }
 
+function why(difference: Difference | undefined, detail: string): string {
+  if (difference === undefined || difference.reason === "as wanted") return detail;
+  return [difference.reason, difference.why || detail].filter(Boolean).join(": ");
+}
+
 /** What the controller wants beside what the device says: one line per model. */
 function served(device: Device): Served[] {
-  const windows = new Map((device.telemetry?.models ?? []).map((one) => [one.model, one]));
+  const differences = new Map((device.differences ?? []).map((one) => [one.model.split("@")[0], one]));
+  const windows = new Map((told(device)?.models ?? []).map((one) => [one.model, one]));
   const reported = device.models.map((one) => {
     const desired = device.desired.find((wish) => wish.model === one.model.split("@")[0]);
     return {
       model: one.model,
       wanted: desired?.release ?? "",
       running: one.release,
-      state: one.state,
+      state: one.last_state ?? one.state,
       cut: windows.get(one.model)?.row ?? "",
-      why: one.detail,
+      why: why(differences.get(one.model.split("@")[0]), one.detail),
     };
   });
   const known = new Set(device.models.map((one) => one.model.split("@")[0]));
@@ -202,7 +224,7 @@ function served(device: Device): Served[] {
       running: "",
       state: "told",
       cut: "",
-      why: "the device has not spoken of it",
+      why: why(differences.get(one.model), "the device has not spoken of it"),
     })),
   ];
 }
@@ -270,6 +292,53 @@ function PlanPanel({ plan, live }: { plan: DeviceCurves; live: boolean }) {
           <PlanTable curves={curves} inUse={now?.row} />
         </div>
       </div>
+    </Panel>
+  );
+}
+
+/** Its recent log, versions and state, as it tells them when it is asked to. */
+function Logs({ name, own }: { name: string; own: (change: { kind: string; subject: string }) => boolean }) {
+  const path = `/v1/devices/${encodeURIComponent(name)}/logs`;
+  const { data, error, again } = useResource<Bundle[]>(path, own);
+  const [failed, setFailed] = useState<Error | null>(null);
+  const ask = () => {
+    setFailed(null);
+    post(path).then(again, (reason: Error) => setFailed(reason));
+  };
+  const problem = failed ?? error;
+  return (
+    <Panel title="Log bundles" note="recent log, versions and state, without secrets">
+      {problem && <Problem error={problem} />}
+      {data !== null && data.length > 0 && (
+        <div class="scroll">
+          <table>
+            <tbody>
+              {data.map((one) => (
+                <tr key={one.id}>
+                  <th scope="row" class="nowrap">
+                    {moment(one.asked)}
+                  </th>
+                  <td>by {one.who}</td>
+                  <td>
+                    {one.state}
+                    {one.why !== "" && `: ${one.why}`}
+                  </td>
+                  <td>
+                    {one.state === "here" && (
+                      <a href={`${path}/${encodeURIComponent(one.id)}`} download={`${name}-${one.id}.json`}>
+                        Download
+                      </a>
+                    )}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      <button type="button" onClick={ask}>
+        Ask for its log
+      </button>
     </Panel>
   );
 }

@@ -25,6 +25,7 @@ const SHAPES: Record<string, { shape: string; tone: string }> = {
   "rolled back": { shape: "↩", tone: "bad" },
   "rolling back": { shape: "↩", tone: "warn" },
   "safe mode": { shape: "△", tone: "bad" },
+  unknown: { shape: "?", tone: "quiet" },
   skipped: { shape: "–", tone: "quiet" },
   superseded: { shape: "»", tone: "quiet" },
 };

@@ -23,6 +23,7 @@ def upgrade() -> None:
         *(sa.Column(name, sa.Double(), nullable=True) for name in ("telemetry_at", "deaf_since", "clock_off_s")),
         sa.Column("agent", sa.String(), nullable=False),
         sa.Column("emulated", sa.Boolean(), nullable=False),
+        sa.Column("simulated", sa.Boolean(), nullable=False),
         sa.Column("late", BIG, nullable=False),
         sa.Column("refused", BIG, nullable=False),
     )
