@@ -2,15 +2,20 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench format soak clean
+ASSETS := cloud_controller/edgesplit_controller/dashboard_assets/index.html
+DASHBOARD := $(shell find cloud_controller/dashboard -name node_modules -prune -o -type f -print)
 
-demo: $(VENV)/.demo
+.PHONY: demo test check bench format pages soak clean dashboard screenshots
+
+demo: $(VENV)/.demo $(ASSETS)
 	$(BIN)/edgectl demo $(DEMO)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(ASSETS)
+	@tools/dashboard test || [ $$? = 3 ]
 	$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile $(TEST)
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev $(ASSETS)
+	tools/dashboard check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -31,14 +36,31 @@ soak: $(VENV)/.dev
 	EDGESPLIT_POWER_CUTS=$(or $(CUTS),20000) EDGESPLIT_AGENT_KILLS=120 EDGESPLIT_WORKER_KILLS=500 EDGESPLIT_OFFLOAD_KILLS=200 EDGESPLIT_OFFLOAD_CUTS=5000 EDGESPLIT_ACTIVATION_EXAMPLES=1000 EDGESPLIT_ROLLOUT_KILLS=1000 EDGESPLIT_ROLLOUT_EXAMPLES=200 $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile --timeout 7200 tests/faults/test_power_cuts.py tests/faults/test_agent_kills.py tests/faults/test_activation_machine.py tests/faults/test_worker_faults.py tests/faults/test_offload_server_faults.py tests/faults/test_rollout_faults.py tests/unit/test_rollout_machine.py
 	EDGESPLIT_PROCESS_KILLS=$(or $(PROCESS_KILLS),40) $(BIN)/python -m pytest --timeout 7200 tests/faults/test_several_processes.py
 	EDGESPLIT_FUZZ=$(or $(EXAMPLES),5000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist load --timeout 7200 tests/faults/test_fuzz_*.py tests/faults/test_forged_halves.py
+	EDGESPLIT_OPENAPI_EXAMPLES=$(or $(EXAMPLES),200) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 7200 tests/conformance/test_openapi.py
 	EDGESPLIT_SOAK_S=$(or $(SOAK_S),3600) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/faults/test_offload_faults.py
 	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 -s tests/unit/test_onnx_bundle.py tests/integration/test_large_slice.py
 
+# Pages that programs write of themselves; a test compares each.
+pages: $(VENV)/.dev
+	$(BIN)/python -m edgesplit_cli.reference > docs/cli.md
+	$(BIN)/python -m edgesplit.seen.reference > docs/metrics.md
+	$(BIN)/python -m edgesplit_controller.api.description > docs/openapi.json
+	$(BIN)/python -m edgesplit_controller.api.declared > docs/access.md
+
 format: $(VENV)/.dev
+	tools/dashboard format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+dashboard: $(VENV)/.demo
+	tools/dashboard build
+
+# Every page of the dashboard, light and dark, on a desktop and a phone, of a fleet that is made up: docs/pictures/dashboard.
+screenshots: $(VENV)/.dev $(ASSETS)
+	$(BIN)/python tools/screenshots
+
 clean:
+	rm -rf cloud_controller/dashboard/node_modules cloud_controller/edgesplit_controller/dashboard_assets
 	rm -rf $(VENV) out dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt tools/setup
@@ -48,3 +70,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt tools/setup
 $(VENV)/.dev: pyproject.toml constraints.txt tools/setup
 	tools/setup dev
 	@touch $@ $(VENV)/.demo
+
+# Where npm's registry cannot be reached the controller serves a page that says so.
+$(ASSETS): $(DASHBOARD) tools/dashboard | $(VENV)/.demo
+	@tools/dashboard build || [ $$? = 3 ]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes
 
+import msgspec
+
 from assembled import assembled
 from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit_controller.api.access import COOKIE
@@ -23,10 +25,12 @@ from edgesplit_controller.audit import Audit
 from edgesplit_controller.bounds import RateLimit
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.callers import OWNER, Caller, Role
-from edgesplit_controller.database import Database, Device, Table
+from edgesplit_controller.database import Database, Deployment, Device, Model, Release, Table
 from edgesplit_controller.gate import Gate
 from edgesplit_controller.operators import Operators, OperatorWish
 from edgesplit_controller.peers import SCOPE, Peer
+from edgesplit_controller.rollout.asked import PLAIN, terms_of
+from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
 from edgesplit_controller.sessions import Sessions
 
 HOST = "hub.test"
@@ -134,6 +138,36 @@ class World:
                 )
             )  # fmt: skip
 
+    def deployment(self, number: int, devices: list[str], *, targets: list[str] | None = None) -> None:
+        """A deployment of the model `m@1` to these devices."""
+        shown: dict[str, Any] = {"layers": [], "inputs": [], "outputs": [], "input_spec": None}
+        with self.database.write() as session:
+            session.merge(Model(id=7, name="m", version=1, sha256="a", optimised_sha256="b", bytes=1, input_text="",
+                                bindings={}, shown=shown, created=1.0))  # fmt: skip
+            session.flush()
+            session.merge(Release(digest="d" * 64, model_id=7, created=1.0, options={}))
+            session.flush()
+            session.add(Deployment(id=number, release="d" * 64, model="m@1", targets=targets or devices,
+                                   devices=devices, options={}, created=1.0))  # fmt: skip
+
+    def rollout(self, number: int, devices: list[str]) -> None:
+        """A rollout to these devices that is paused before it told any."""
+        self.deployment(number, devices)
+        with self.database.write() as session:
+            session.add(RolloutRow(
+                id=number, model="m", release="d" * 64, terms=msgspec.to_builtins(terms_of(PLAIN, 1.0)),
+                state="paused", stage=0, approved=-1, excused=-1, why="", outcome="", following=False,
+                superseded_by=0, pace={}, who="operator", created=1.0, began=1.0, ended=0.0, changed=1.0,
+            ))  # fmt: skip
+            session.flush()
+            session.add(RolloutStageRow(rollout=number, number=0, asked="100%", began=1.0))
+            for place, name in enumerate(devices):
+                session.add(RolloutDeviceRow(
+                    rollout=number, device=name, stage=0, position=place, state="queued", previous="", cause="",
+                    kind="", counter=0, told_at=0.0, ran_at=0.0, goes_back=False, sent_back=False, counts=True,
+                    unjudged=False,
+                ))  # fmt: skip
+
     def call(
         self,
         method: str,
@@ -174,7 +208,8 @@ class World:
 
         async def send(message: Any) -> None:
             sent.append(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
+            whole = message["type"] == "http.response.body" and not message.get("more_body")
+            if whole or message.get("body", b"").startswith(b"event: "):  # who has heard a stream's first event leaves
                 answered_all.set()
 
         self._loop.run_until_complete(asyncio.wait_for(self.app(scope, receive, send), 60))

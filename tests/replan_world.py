@@ -108,7 +108,6 @@ class Fleet:
         return Told(
             at=at,
             emulated=self.kind == "emulated",
-            simulated=self.kind == "simulated",
             up_bytes_per_s=about(link.up_bytes_per_s),
             down_bytes_per_s=about(link.down_bytes_per_s),
             rtt_s=about(link.rtt_s),
@@ -118,8 +117,8 @@ class Fleet:
 
 
 def voices(plan: Plan, told: Mapping[str, Sequence[Told]]) -> list[Voice]:
-    """What these devices say of the plan."""
-    spoken = [voice(name, each, MODEL, RELEASE, plan) for name, each in told.items()]
+    """What these devices say of the plan; those whose name says so are simulated."""
+    spoken = [voice(name, each, MODEL, RELEASE, plan, simulated=name.startswith("sim")) for name, each in told.items()]
     return voices_of_best_kind(one for one in spoken if one is not None)
 
 

@@ -238,14 +238,14 @@ def load(release: Release, device_class: str, start: StartHost, floor: Floor | N
     return ActiveRelease(release.digest, release.manifest, plan, host, host.emulated)
 
 
-def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], bytes]) -> None:
-    """Run one golden input on the device alone; InferenceFailed where the answer is not the whole model's.
+def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], bytes]) -> dict[str, Tensor]:
+    """Run one golden input on the device alone; its outputs. InferenceFailed where they are not the whole model's.
 
-    Where the plan leaves no way to answer alone there is nothing to compare, and loading was the test.
+    Where the plan leaves no way to answer alone there is nothing to compare, and loading was the test: no outputs.
     """
     local = active.plan.local
     if local is None:
-        return
+        return {}
     request = oip.decode_request(*with_header_length(chunk(golden.request.sha256)))
     expected = oip.decode_response(*with_header_length(chunk(golden.response.sha256)))
     timing = Timing()
@@ -254,6 +254,7 @@ def check_golden(active: ActiveRelease, golden: Golden, chunk: Callable[[str], b
     for name, want in expected.outputs.items():
         if name not in live or not close(live[name], want):
             raise InferenceFailed(f"golden input: output {name!r} is not what the whole model gave")
+    return {name: live[name] for name in expected.outputs}
 
 
 def golden_inputs(golden: Golden, chunk: Callable[[str], bytes]) -> Tensors:

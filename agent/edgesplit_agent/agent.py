@@ -8,6 +8,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from edgesplit.errors import UsageError
 from edgesplit.floor import Floor
 from edgesplit.http1 import Response, Server
 from edgesplit.links import host_and_port, parse_link
+from edgesplit.measured import Queue, ReleaseHealth
 from edgesplit.messages import Telemetry
 from edgesplit.plan import Plan
 from edgesplit.releases import Release
@@ -35,7 +37,10 @@ from edgesplit.seen.listener import metrics_server
 from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
+from edgesplit_agent.board import board
 from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent.diagnosis import Diagnosis
+from edgesplit_agent.drift import Drift
 from edgesplit_agent.endpoint import Endpoint, answers
 from edgesplit_agent.engine import Answer, Engine, predictions
 from edgesplit_agent.engine import Settings as EngineSettings
@@ -44,9 +49,14 @@ from edgesplit_agent.fetch_hours import FetchHours, Span
 from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.foreign import ForeignServers, Trust
 from edgesplit_agent.gateway import GatewayServer, Onward
+from edgesplit_agent.health import HealthLedger
+from edgesplit_agent.logbook import keep_log
 from edgesplit_agent.metrics import RequestMetrics, emulated_label, power, readings
+from edgesplit_agent.moments import moment
+from edgesplit_agent.outbox import Outbox
 from edgesplit_agent.power_watch import PowerWatch
 from edgesplit_agent.renewal import Renewing, certificate_in_use
+from edgesplit_agent.ring import OLDEST_S, QUOTA_BYTES, Ring
 from edgesplit_agent.sensors import ROOT as SYSFS
 from edgesplit_agent.stance import Wishes as PowerWishes
 from edgesplit_agent.telemetry import Windows, telemetry
@@ -59,7 +69,7 @@ from edgesplit_agent.work import Work
 from edgesplit_agent.worker.host import Host, in_process
 from edgesplit_agent.worker.hosted import Hosted
 from edgesplit_agent.worker.judging import Bounds
-from edgesplit_agent.worker.vitals import default_memory, machine_memory
+from edgesplit_agent.worker.vitals import default_memory, machine_memory, vitals
 
 if TYPE_CHECKING:
     from edgesplit.testing.link import ShapedLink
@@ -105,6 +115,10 @@ class AgentSettings:
     """Releases are fetched in these hours only; empty: at any time."""
     store_quota_bytes: int | None = None
     """Releases take no more room than this; None: half of the disk."""
+    telemetry_quota_bytes: int = QUOTA_BYTES
+    """What is measured while the link is gone takes no more room than this..."""
+    telemetry_age_s: float = OLDEST_S
+    """...and is kept for no longer."""
     gateway: str | None = None
     """HOST:PORT at which devices offload to this one; None: nobody does."""
     metrics: tuple[str, int] | None = None
@@ -144,6 +158,7 @@ class Agent:
         self._identity = identity
         self._processor = threading.Lock()
         self._windows = Windows()
+        self._health = HealthLedger()
         self._metrics = RequestMetrics()
         self._tracer = spans.configured(
             "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
@@ -159,7 +174,8 @@ class Agent:
             settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
         )
         self._engine = Engine(
-            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part, tracer=self._tracer,
+            identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
+            outcome=self._outcome, tracer=self._tracer,
             power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
             remote_of=self._foreign.of,
@@ -174,11 +190,13 @@ class Agent:
             folder, identity, self._engine, store, self._start_host,
             lead=self._way.lead, tuner=self._tuner,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
-            endpoint=lambda: answers(self.url),
+            endpoint=lambda: answers(self.url), activated=self._activated,
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s)
         self._tls = tls
         self._uplink: Uplink | None = None
+        quota, oldest_s = settings.telemetry_quota_bytes, settings.telemetry_age_s
+        self._outbox = Outbox(Ring(folder.late, quota_bytes=quota, oldest_s=oldest_s))
         self._renewing = Renewing(folder, identity, self._renewed)
         self._gateway = self._make_gateway()
 
@@ -201,7 +219,13 @@ class Agent:
             emulated=self._settings.emulate,
             local_url=self.url,
             certificate=lambda: str(certificate_in_use(self._folder).serial_number),
+            outbox=self._outbox,
+            on_job=lambda job: self._diagnosis.asked(job),
         )
+        self._diagnosis = Diagnosis(
+            self._folder, self._identity.device, keep_log(), self.status, self._uplink.answer
+        )  # fmt: skip
+        self._diagnosis.start()
         self._work.connect(self._uplink)
         self._updater.start(want)
         self._uplink.start(self._updater.offer, self._updater.online)
@@ -227,6 +251,7 @@ class Agent:
                 server.stop()
         self._endpoint.close()
         if self._uplink is not None:
+            self._diagnosis.stop()
             self._uplink.stop()
         self._updater.stop()
         self._work.stopped()
@@ -283,6 +308,8 @@ class Agent:
             "dropped": self._engine.dropped,
             "stale": self._engine.stale,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
+            "health": msgspec.to_builtins(self._health.told(monotonic())),
+            "late_telemetry": msgspec.to_builtins(self._outbox.seen()),
         }
 
     def metrics(self) -> Response:
@@ -347,6 +374,15 @@ class Agent:
     def _own_part(self, release: str, error: Exception | None) -> None:
         self._updater.ran(release, error)
 
+    def _activated(self, model: str, release: str, drift: Drift | None, golden_ok: bool | None) -> None:
+        self._health.activated(model, release, monotonic(), drift, golden_ok)
+
+    def _outcome(self, model: str, release: str, result: Answer | Exception) -> None:
+        if isinstance(result, Answer):
+            self._health.answered(model, result.report)
+        else:
+            self._health.failed(model, release, result)
+
     def _observe(self, model: str, result: Answer | Exception) -> None:
         release = self._engine.serving.get(model)
         named = release.manifest.model if release is not None else model
@@ -365,7 +401,35 @@ class Agent:
             return None, worth
         self._engine.catch_up()
         windows = self._windows.take(self._engine.serving, now)
-        return telemetry(session, sequence, self._settings.emulate, now, windows, self._power.seen()), worth
+        told = telemetry(
+            session, sequence, self._settings.emulate, now, windows, self._power.seen(), **self._around()
+        )  # fmt: skip
+        return told, worth
+
+    def _around(self) -> dict[str, Any]:
+        """What telemetry says beside requests and power."""
+        want, _ = self._updater.snapshot
+        return {
+            "moment": moment(),
+            "agent": edgesplit.__version__[:40],
+            "statement": want.counter if want else 0,
+            "statement_expires": want.expires if want else 0,
+            "queue": Queue(self._engine.here, self._engine.dropped),
+            "board": board(self._folder.path),
+            "health": self._healths(),
+            "store": self._outbox.seen(),
+        }
+
+    def _healths(self) -> tuple[ReleaseHealth, ...]:
+        """How each release that serves has done."""
+        now, serving = monotonic(), self._engine.serving
+        self._health.serving({model: one.digest for model, one in serving.items()}, now)
+        celsius = self._power.readings.celsius
+        for model, release in serving.items():
+            pid = int(release.host.status().get("pid") or 0)
+            seen = vitals(pid) if pid else None
+            self._health.saw(model, seen.memory_bytes if seen is not None else None, celsius)
+        return self._health.told(now)
 
     def _start_host(self, release: Release, plan: Plan) -> Host:
         """Where a release's slices run."""

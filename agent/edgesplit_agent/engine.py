@@ -72,6 +72,8 @@ class Settings:
 
 Observer = Callable[[str, "Answer | Exception"], None]
 """Told of each finished request, by model. A request that was given a stale answer failed, for an observer."""
+OutcomeOf = Callable[[str, str, "Answer | Exception"], None]
+"""The same with the release that the request began with: model, release, result."""
 RemoteOf = Callable[[ActiveRelease], "Remote | None"]
 """The offload server of a release; None: the device's own."""
 
@@ -86,6 +88,7 @@ class Engine:
         *,
         settings: Settings | None = None,
         observe: Observer | None = None,
+        outcome: OutcomeOf | None = None,
         own_part: OwnPart | None = None,
         remote_of: RemoteOf | None = None,
         tracer: Tracer = OFF,
@@ -94,6 +97,7 @@ class Engine:
         self._tracer = tracer
         self._settings = settings or Settings()
         self._observer = observe or (lambda model, result: None)
+        self._outcome = outcome or (lambda model, release, result: None)
         self._remote_of = remote_of or (lambda release: None)
         self._lock = threading.Lock()
         self._serving: dict[str, ActiveRelease] = {}
@@ -215,6 +219,11 @@ class Engine:
         return self._ledger.counts
 
     @property
+    def here(self) -> int:
+        """Requests that run, wait or are away."""
+        return self._processor.here
+
+    @property
     def dropped(self) -> int:
         """Frames that gave way to others or found no place, as their application asked."""
         return self._processor.dropped
@@ -311,6 +320,7 @@ class Engine:
         if self._tracer is not OFF:
             self._trace_ended(request, result)
         self._afterwards.later(partial(self._observer, request.model, result))
+        self._afterwards.later(partial(self._outcome, request.model, request.release.digest, result))
 
     @staticmethod
     def _trace_ended(request: Request, result: Answer | Exception) -> None:
@@ -361,7 +371,8 @@ class Engine:
         try:
             live = self._own_part(request, choice.row)
             answer = self._weighed(request, choice, self._finishing.finish(request, expected, live, now, cloud))
-            return _as_planned(answer, request.release.plan, now) if choice.alone else answer
+            raced = choice.alone or answer.report.raced
+            return _as_planned(answer, choice.row, request.release.plan, now) if raced else answer
         finally:
             cloud.leave()
 
@@ -405,7 +416,7 @@ class Engine:
         told, plan_ = answer.report, request.release.plan
         if plan_.power is None:
             return answer
-        moving_s = told.latency_s - told.encode_s if told.fallback else told.link_s
+        moving_s = told.latency_s - told.encode_s if told.fallback or told.raced else told.link_s
         predicted = spent_j(choice.row, plan_.power, told.device_s + told.encode_s, told.latency_s, max(0.0, moving_s))
         self._chooser.spent(predicted - plan_.power.idle_watts * told.latency_s)
         joules, basis = self._power.ledger.answered(plan_, predicted, told.latency_s, monotonic())
@@ -481,17 +492,18 @@ def _expected(choice: Choice, plan_: Plan, now: Conditions, cause: str) -> Expec
     return Expected(row, plan.latency_s(row, now), remote_s, cause, sending, choice.early_s)
 
 
-def _as_planned(answer: Answer, plan_: Plan, now: Conditions) -> Answer:
-    """A race that the device was meant to run alone and has won is no fallback: it answered by its own row."""
+def _as_planned(answer: Answer, sent: Row, plan_: Plan, now: Conditions) -> Answer:
+    """A race that the device was meant to run and has won is no fallback: it answered by its own row."""
     local, told = plan_.local, answer.report
     if local is None:
         return answer
     predicted_s = min(told.predicted_s, plan.latency_s(local, now))
-    if not told.fallback:
-        return replace(answer, report=msgspec.structs.replace(told, predicted_s=predicted_s))
+    if not (told.fallback or told.raced):
+        return replace(answer, report=msgspec.structs.replace(told, predicted_s=predicted_s, raced=sent.name))
     as_local = msgspec.structs.replace(
-        told, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s
-    )
+        told, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s,
+        raced=sent.name,
+    )  # fmt: skip
     return replace(answer, report=as_local)
 
 

@@ -164,6 +164,7 @@ class Finishing:
             race.by_choice = inf
             if self._may_hedge(race):
                 self._ledger.count(by_choice=1)
+                race.by_plan = race.expected.early_s is not None and race.tail_state == "ready"
                 self._begin_tail(race)
         if present >= race.doubt_at:
             race.doubt_at = inf
@@ -296,25 +297,27 @@ def finished(
 
 def _report(request: Request, expected: Expected, race: Race | None, cloud: RemoteAnswer | None) -> Report:
     row = expected.row
-    fell_back = race is not None and cloud is None
+    alone = race is not None and cloud is None
+    outrun = race is not None and alone and race.is_outrun
     seconds = request.course.timeline.seconds()
     remote = cloud.phases if cloud else {}
     return Report(
         release=request.release.digest,
         row=row.name,
         after=row.after,
-        fallback=fell_back,
-        cause=race.cause if race is not None and fell_back else expected.cause,
+        fallback=alone and not outrun,
+        cause=race.cause if race is not None and alone and not outrun else expected.cause,
+        raced=row.name if outrun else "",
         hedged=race is not None and race.hedged,
         emulated=request.release.emulated,
         late=request.timing.late > 0,
         latency_s=perf_counter() - request.began,
         predicted_s=expected.latency_s,
-        queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if fell_back else 0.0),
+        queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if alone else 0.0),
         device_s=request.timing.total_s,
         decode_s=seconds.get(DECODE, 0.0),
         tail_s=race.tail_s if race else 0.0,
-        waited_s=race.alone_from - race.began if race and fell_back else 0.0,
+        waited_s=race.alone_from - race.began if race and alone else 0.0,
         encode_s=race.encoded.seconds if race else 0.0,
         link_s=cloud.link_s if cloud else 0.0,
         remote_s=cloud.server_s if cloud else 0.0,

@@ -7,6 +7,7 @@
     releases/…      whole releases, as edgesplit.releases lays them out
     current.json    per model what runs and what is on trial (`activation`): its one rename is the activation
     session.json    number of the newest MQTT session, only ever growing
+    late/           telemetry that waits for a link (`ring`)
     agent.json      how to reach the agent while it runs
     agent.sock      where applications reach it without TCP, while it runs
 
@@ -79,6 +80,7 @@ class DataFolder:
         self.trust = path / "trust"
         self.chunks = path / "chunks"
         self.releases = path / "releases"
+        self.late = path / "late"
         self.socket = path / "agent.sock"
         self._lock_file: int | None = None
         self._session_lock = threading.Lock()

@@ -19,7 +19,6 @@ from time import time
 
 import msgspec
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from edgesplit.children import Child
 from edgesplit.durable import write_durably
@@ -27,7 +26,7 @@ from edgesplit.errors import EdgeError, LinkError, MalformedMessage, UsageError
 from edgesplit.identity import Credentials, certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
 from edgesplit.links import host_and_port
-from edgesplit.revocation import authority_key, revoked_in
+from edgesplit.revocation import AuthorityKey, authority_key, revoked_in
 from edgesplit.settled import settle
 from edgesplit_agent.enrolment import credentials, post
 from edgesplit_agent.folder import DataFolder, Identity
@@ -191,7 +190,7 @@ class GatewayServer:
         if serials != self._known(authority):
             write_durably(self._revoked_file, raw)
 
-    def _known(self, authority: Ed25519PublicKey) -> frozenset[int] | None:
+    def _known(self, authority: AuthorityKey) -> frozenset[int] | None:
         try:
             return revoked_in(self._revoked_file.read_bytes(), authority)
         except (OSError, EdgeError):

@@ -36,6 +36,8 @@ from edgesplit_agent.fetch_hours import parse_span
 from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.foreign import Trust
 from edgesplit_agent.gateway import listen_address
+from edgesplit_agent.logbook import keep_log
+from edgesplit_agent.ring import OLDEST_S, QUOTA_BYTES
 from edgesplit_agent.stance import POLICIES, parse_watts
 from edgesplit_agent.stance import Wishes as PowerWishes
 
@@ -140,6 +142,14 @@ def _releases(run: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="releases take no more, as in 2GB (default: half the disk)",
     )
+    run.add_argument(
+        "--telemetry-quota", type=_told(parse_size), default=QUOTA_BYTES, metavar="SIZE",
+        help=f"what is measured while the link is gone takes no more (default {QUOTA_BYTES >> 20}MB)",
+    )  # fmt: skip
+    run.add_argument(
+        "--telemetry-days", type=_days, default=OLDEST_S / 86_400, metavar="N",
+        help=f"and is kept for no longer (default {OLDEST_S / 86_400:g})",
+    )  # fmt: skip
 
 
 def _power(run: argparse.ArgumentParser) -> None:
@@ -262,6 +272,16 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not 0 < days <= 365:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days: up to 365")
+    return days
+
+
 def _part(text: str) -> float:
     try:
         part = float(text)
@@ -348,6 +368,7 @@ def _trace(options: argparse.Namespace) -> UplinkTrace | None:
 
 def _run(options: argparse.Namespace) -> int:
     logs.configure(options.log_level, options.log_format)
+    keep_log()
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
     stop = threading.Event()
     on_stop_signals(stop.set)
@@ -373,7 +394,9 @@ def _run(options: argparse.Namespace) -> int:
                 fetch_hours=tuple(options.fetch_window),
                 foreign=_foreign(options),
                 metrics=options.metrics, gateway_metrics=options.gateway_metrics or "", log_format=options.log_format,
-                store_quota_bytes=options.store_quota, hedge=options.hedge, hedge_budget=options.hedge_budget,
+                store_quota_bytes=options.store_quota,
+                telemetry_quota_bytes=options.telemetry_quota, telemetry_age_s=options.telemetry_days * 86_400,
+                hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_trace(options),
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,

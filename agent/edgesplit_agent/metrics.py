@@ -74,8 +74,9 @@ class RequestMetrics:
         if result.late:
             entries.append((families.AGENT_LATE, (model,), 1.0))
         with self._lock:
-            before, self._rows[model] = self._rows.get(model, result.row), result.row
-        if before != result.row:
+            before = self._rows.get(model, result.row)
+            now = self._rows[model] = before if result.raced else result.row
+        if before != now:
             entries.append((families.AGENT_SWITCHES, (model,), 1.0))
         self.ledger.record(entries)
 

@@ -13,11 +13,12 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Generic, TypeVar, cast
 
 import numpy as np
 
-from edgesplit.errors import Busy, DeadlineExceeded, LinkError
+from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit.runtime import Tensor
 
 T = TypeVar("T")
@@ -57,11 +58,19 @@ class _Running(Generic[T]):
         self.over.release()
 
 
+def _bare(error: BaseException) -> BaseException:
+    """The error without its traceback, which holds everything that the request carried."""
+    try:
+        return copy(error)
+    except Exception:
+        return InferenceFailed(str(error))
+
+
 class Once(Generic[T]):
     """Recent answers and running requests by key."""
 
     def __init__(
-        self, entries: int = 256, held_bytes: int = 32 * 2**20, size_of: Callable[[T], int] = lambda _: 0
+        self, entries: int = 1024, held_bytes: int = 32 * 2**20, size_of: Callable[[T], int] = lambda _: 0
     ) -> None:
         self._entries = entries
         self._held_bytes = held_bytes
@@ -92,29 +101,34 @@ class Once(Generic[T]):
             raise DeadlineExceeded("the request with this id still runs at the retry's deadline")
         running.over.release()  # for whoever joins next
         if running.error is not None:
-            raise running.error
+            raise _bare(running.error)
         return cast(T, running.result)
 
     def _run(self, key: Key, running: _Running[T], work: Callable[[], T]) -> T:
         try:
             result = running.result = work()
         except BaseException as error:
-            with self._lock:
-                if isinstance(error, (LinkError, Busy)) or not isinstance(error, Exception):
-                    self._running.pop(key, None)
-            running.error = error
-            running.end()
-            self._trim()
+            running.error = _bare(error)
+            kept = isinstance(error, Exception) and not isinstance(error, (LinkError, Busy))
+            self._finished(key, running, 0 if kept else None)
             raise
-        running.end()
-        with self._lock:
-            self._sizes[key] = self._size_of(result)
-            self._held += self._sizes[key]
-        self._trim()
+        self._finished(key, running, self._size_of(result))
         return result
 
+    def _finished(self, key: Key, running: _Running[T], size: int | None) -> None:
+        """Keep it for its retry, which comes from now on, however long ago it began; with a size of None, do not."""
+        with self._lock:
+            if size is None:
+                self._running.pop(key, None)
+            else:
+                self._running.move_to_end(key)
+                self._sizes[key] = size
+                self._held += size
+        running.end()
+        self._trim()
+
     def _trim(self) -> None:
-        """Forget the oldest finished ones beyond the bounds; a running one is never forgotten."""
+        """Forget those that finished longest ago beyond the bounds; a running one is never forgotten."""
         with self._lock:
             while len(self._running) > self._entries or self._held > self._held_bytes:
                 oldest = next((key for key, running in self._running.items() if running.is_over), None)

@@ -84,6 +84,7 @@ class PowerWatch:
             celsius=read.celsius,
             speed=read.speed,
             under_voltage=bool(read.under_voltage),
+            under_voltage_since_boot=bool(read.under_voltage_since_boot),
         )
 
     def status(self) -> dict[str, Any]:

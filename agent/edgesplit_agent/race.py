@@ -61,6 +61,8 @@ class Race:
     tail_error: EdgeError | None = None
     hedged: bool = False
     """Its tail was begun while the cloud might still have answered."""
+    by_plan: bool = False
+    """It was begun when the plan for this request said so, the cloud being neither late nor gone."""
     over: bool = False
     """There is a winner, or none will be waited for: the tail stops where it is."""
     doubt_at: float = inf
@@ -89,6 +91,11 @@ class Race:
     def cause(self) -> str:
         """Why the device finished alone, if it did."""
         return self.failure.cause if self.failure is not None else "timeout"
+
+    @property
+    def is_outrun(self) -> bool:
+        """The device, if it was first, was so as planned: nobody failed, and nobody was late."""
+        return self.by_plan and self.failure is None and self.doubt_at != inf
 
     @property
     def is_lost(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -45,8 +46,9 @@ class Tally:
 
     def answered(self, report: Report, split: Mapping[str, float]) -> None:
         """Count one answer, whose time went as `split` says."""
-        self.switches += bool(self.row) and self.row != report.row
-        self.row = report.row
+        if not (report.raced and self.row):  # whoever wins a race, the way was not changed
+            self.switches += bool(self.row) and self.row != report.row
+            self.row = report.row
         self.requests += 1
         self.fallbacks += report.fallback
         self.late += report.late
@@ -149,8 +151,9 @@ def telemetry(
     now: Conditions,
     windows: tuple[Window, ...],
     power: PowerSeen | None = None,
+    **more: Any,
 ) -> Telemetry:
-    """The whole message, no longer than a controller reads."""
+    """The whole message, no longer than a controller reads; `more` are further fields of it."""
     whole = Telemetry(
         session=session,
         sequence=sequence,
@@ -161,12 +164,14 @@ def telemetry(
         remote_ok=now.remote_ok,
         models=windows,
         power=power,
+        **more,
     )
     return fitting(whole)
 
 
 def fitting(whole: Telemetry, most_bytes: int = LIMITS.telemetry_bytes) -> Telemetry:
-    """The same, without the phases of as many models as must be, the least asked first, to fit into one message."""
+    """The same, without the phases of as many models as must be, the least asked first, to fit into one message; then
+    without the health of some."""
     excess = len(messages.encode(whole)) - most_bytes
     windows = list(whole.models)
     for place in sorted(range(len(windows)), key=lambda one: windows[one].requests):
@@ -174,7 +179,10 @@ def fitting(whole: Telemetry, most_bytes: int = LIMITS.telemetry_bytes) -> Telem
             break
         excess -= len(messages.encode(windows[place])) - len(messages.encode(_bare(windows[place])))
         windows[place] = _bare(windows[place])
-    return msgspec.structs.replace(whole, models=tuple(windows))
+    fits = msgspec.structs.replace(whole, models=tuple(windows))
+    while fits.health and len(messages.encode(fits)) > most_bytes:
+        fits = msgspec.structs.replace(fits, health=fits.health[: len(fits.health) // 2])
+    return fits
 
 
 def _bare(one: Window) -> Window:

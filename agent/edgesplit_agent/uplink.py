@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import secrets
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import edgesplit
 from edgesplit import messages
 from edgesplit.errors import LinkError
-from edgesplit.messages import Birth, Death, ModelState, Reported
+from edgesplit.messages import Birth, Death, Job, Kept, ModelState, Reported
 from edgesplit.mqtt import OnMessage, Session, Will
 from edgesplit.pace import THREADS, Pace, Running
 from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher
 from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,15 @@ class Rhythm:
     every_s: float = 2.0
     at_once_s: float = 1.0
     """Between messages when something changed."""
+    offline_every_s: float = 60.0
+    """Between messages that are kept for later: each stands for all that happened since the one before it."""
+    offline_at_once_s: float = 10.0
+
+    def is_due(self, connected: bool, changed: bool, since_s: float) -> bool:
+        """Whether it is time for telemetry, so long after the last."""
+        if connected:
+            return changed or since_s >= self.every_s - SLACK_S
+        return since_s >= self.offline_every_s or (changed and since_s >= self.offline_at_once_s)
 
 
 class Connection(Protocol):
@@ -108,9 +119,15 @@ class Uplink:
         rhythm: Rhythm | None = None,
         connect: Connect = Session,
         pace: Pace = THREADS,
+        outbox: Outbox | None = None,
+        on_job: Callable[[Job], None] = lambda job: None,
     ) -> None:
         """`certificate` tells the serial number of the certificate that a new connection shows; `connect` and `pace`
-        are a simulation's own."""
+        are a simulation's own. `outbox` keeps telemetry while the link is gone; without one it is lost. `on_job` is
+        called on the network's thread."""
+        self._outbox = outbox
+        self._on_job = on_job
+        self._reports = 0
         self._certificate = certificate
         self._simulated = simulated
         self._rhythm = rhythm or Rhythm()
@@ -147,8 +164,8 @@ class Uplink:
         """Connect, and stay connected. `on_offer(signed statement)`, `on_change(is online)`."""
         self._on_offer, self._on_change = on_offer, on_change
         device = self._identity.device
-        self._session.subscribe([messages.topic(device, "fetched")], qos=0)
-        self._session.subscribe([messages.topic(device, "desired")], qos=1)
+        self._session.subscribe([messages.topic(device, kind) for kind in ("fetched", "kept")], qos=0)
+        self._session.subscribe([messages.topic(device, kind) for kind in ("desired", "job")], qos=1)
         self._session.start()
         self._telling = self._pace.start(self._tell, "telemetry")
 
@@ -163,6 +180,9 @@ class Uplink:
             except LinkError as error:
                 log.info("left without a goodbye: %s", error)
         self._session.stop()
+        if self._outbox is not None:
+            self._outbox.lost()
+            self._outbox.tend(self._pace.monotonic(), at_once=True)
 
     def renew(self) -> None:
         """Connect anew, for our certificate has changed."""
@@ -187,8 +207,15 @@ class Uplink:
         kept: tuple[ModelState, ...] = (),
     ) -> None:
         """Tell what runs, and what is kept for others; LinkError unless the broker has it."""
-        said = Reported(self.session_number, counter, models, safe_mode, trouble, kept)
+        self._reports += 1
+        said = Reported(self.session_number, counter, models, safe_mode, trouble, kept, number=self._reports)
         self._publish("reported", said, wait_s=REPORT_S)
+
+    def answer(self, pieces: Iterable[messages.BundlePiece | messages.JobRefused], wait_s: float) -> None:
+        """Answer a job, piece by piece; LinkError where the broker does not take one in time."""
+        topic = messages.topic(self._identity.device, "bundle")
+        for piece in pieces:
+            self._session.publish(topic, messages.encode(piece), qos=1, wait_s=wait_s)
 
     def _publish(self, kind: messages.Kind, message: messages.Message, wait_s: float | None) -> None:
         topic = messages.topic(self._identity.device, kind)
@@ -212,10 +239,14 @@ class Uplink:
             simulated=self._simulated,
         )
         self._publish("birth", birth, wait_s=None)
+        if self._outbox is not None:
+            self._outbox.connected(self._pace.monotonic(), random.random())
         log.info("connected to the broker, session %d", self.session_number)
         self._on_change(True)
 
     def _disconnected(self) -> None:
+        if self._outbox is not None:
+            self._outbox.lost()
         self._on_change(False)
 
     def _received(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
@@ -225,25 +256,65 @@ class Uplink:
             self.metadata.received(payload, correlation)
         elif topic == messages.topic(self._identity.device, "desired") and payload:
             self._on_offer(payload)  # an empty one is unsigned and says nothing: what runs stays
+        elif topic == messages.topic(self._identity.device, "kept"):
+            if self._outbox is not None:
+                self._outbox.kept(messages.decode(payload, Kept), self._pace.monotonic())
+        elif topic == messages.topic(self._identity.device, "job"):
+            self._on_job(messages.decode(payload, Job))
 
     def _tell(self) -> None:
-        """Telemetry, every so often and soon after a change, for as long as we live."""
-        sequence, last_sent = 0, self._pace.monotonic()
-        last_seen: object = None
-        every_s = self._rhythm.every_s - SLACK_S
+        """Telemetry, every so often and soon after a change, for as long as we live; and what is late, as it may go."""
+        pulse = _Pulse(last_sent=self._pace.monotonic())
         while not self._stops_within(self._rhythm.at_once_s):
             try:
-                _, worth = self._sample(self.session_number, sequence, take=False)
-                now = self._pace.monotonic()
-                if not self._session.connected or (worth == last_seen and now - last_sent < every_s):
-                    continue
-                message, worth = self._sample(self.session_number, sequence, take=True)
-                if message is not None:
-                    self._session.publish(messages.topic(self._identity.device, "telemetry"), messages.encode(message))
-                sequence, last_sent, last_seen = sequence + 1, now, worth
+                self._beat(pulse)
+                if self._outbox is not None:
+                    self._send_late(self._outbox)
             except Exception:
                 log.exception("no telemetry this time")
+
+    def _beat(self, pulse: _Pulse) -> None:
+        session, connected, now = self.session_number, self._session.connected, self._pace.monotonic()
+        if not session or (not connected and self._outbox is None):
+            return  # without a number it could not be told from another start's
+        pulse.begin(session)
+        _, worth = self._sample(session, pulse.sequence, take=False)
+        if not self._rhythm.is_due(connected, worth != pulse.last_seen, now - pulse.last_sent):
+            return
+        message, worth = self._sample(session, pulse.sequence, take=True)
+        pulse.last_sent, pulse.last_seen = now, worth
+        if message is None:
+            return
+        pulse.sequence += 1
+        payload = messages.encode(message)
+        sent = connected and self._session.publish(messages.topic(self._identity.device, "telemetry"), payload)
+        if self._outbox is not None and sent:
+            self._outbox.sent(message, payload, now)
+        elif self._outbox is not None:
+            self._outbox.unsent(message, payload)
+
+    def _send_late(self, outbox: Outbox) -> None:
+        now = self._pace.monotonic()
+        outbox.tend(now)
+        late = outbox.due(now, random.random()) if self._session.connected else None
+        if late is not None:
+            self._session.publish(messages.topic(self._identity.device, "late"), messages.encode(late), qos=1)
 
     def _stops_within(self, seconds: float) -> bool:
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._stopping, seconds))
+
+
+@dataclass
+class _Pulse:
+    """Where the telemetry of this agent stands."""
+
+    last_sent: float
+    session: int = 0
+    sequence: int = 0
+    last_seen: object = None
+
+    def begin(self, session: int) -> None:
+        """Sequences count within their session."""
+        if session != self.session:
+            self.session, self.sequence = session, 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Protocol
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
@@ -15,13 +16,14 @@ from edgesplit.messages import ModelState
 from edgesplit.names import ModelRef
 from edgesplit.release import Gateway, Manifest, Statement, device_slices, gateway_slices
 from edgesplit.releases import Release, adopt_release, open_release, stored_releases
-from edgesplit.runtime import Tensors
+from edgesplit.runtime import Tensor, Tensors
 from edgesplit.sealed import golden_chunks, needed_keys
 from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement_offline
 from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
 from edgesplit_agent.active import ActiveRelease, check_golden, golden_inputs, load, plan_for
 from edgesplit_agent.chunks import ChunkStore, Layout
+from edgesplit_agent.drift import Drift, drift_of, worst
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
@@ -32,6 +34,11 @@ from edgesplit_agent.uplink import Uplink
 from edgesplit_agent.worker.host import StartHost
 
 log = logging.getLogger(__name__)
+
+LONGEST_COMPARISON_S = 30.0
+Activated = Callable[[str, str, "Drift | None", "bool | None"], None]
+"""Model, release, its drift from the one before, and whether its golden inputs were answered well (None: it has none
+that can be run here)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +83,16 @@ class Work:
         hours: FetchHours | None = None,
         tuner: Tuner | None = None,
         lead: Callable[[Gateway | None], None] = lambda gateway: None,
+        activated: Activated = lambda model, release, drift, golden_ok: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`endpoint` raises where applications are not answered; `lead` is told whom to offload to, by each statement
-        that is believed; `now` is the wall clock, in Unix seconds."""
+        that is believed; `activated` of each release that answers from then on; `now` is the wall clock, in Unix
+        seconds."""
         self._lead = lead
+        self._activated = activated
+        self._compared: dict[str, Drift | None] = {}
+        """Of what is loaded and does not serve yet: how far its golden answers lie from those of what serves."""
         self._folder = folder
         self._identity = identity
         self._engine = engine
@@ -295,7 +307,7 @@ class Work:
         active = None
         try:
             active = self._load(release)
-            self._answer_golden(active)
+            self._compared[release] = self._drift(active, self._answer_golden(active))
             self._tune(active)
         except Exception:  # not what ends the process: that stays counted
             if active is not None:
@@ -313,6 +325,8 @@ class Work:
         self._commit(activation.activated(self._current, model, release))
         self._engine.serve(model, active)
         self._loaded.pop(release, None)
+        checked = bool(active.manifest.golden) and active.plan.local is not None
+        self._activated(model, release, self._compared.pop(release, None), True if checked else None)
         on_trial = ", on trial" if self._current.models[model].trial else ""
         log.info("activated %s from release %s%s", model, release[:12], on_trial)
 
@@ -362,6 +376,7 @@ class Work:
         self._papers = {release: paper for release, paper in self._papers.items() if release in kept}
         for release in set(self._loaded) - kept:
             self._loaded.pop(release).retire()
+            self._compared.pop(release, None)
 
     def report(
         self,
@@ -409,24 +424,51 @@ class Work:
             log.warning("cannot write current.json, %s: %s", else_, error.strerror)
             self._current = current
 
-    def _answer_golden(self, active: ActiveRelease) -> None:
+    def _answer_golden(self, active: ActiveRelease) -> list[dict[str, Tensor]]:
+        """The outputs for each golden input; InferenceFailed where one is not what it should be."""
         manifest = active.manifest
-        keys = self._keys.of(active.digest, manifest, self._own_slices(manifest))
-        for golden in manifest.golden:
-            check_golden(active, golden, golden_chunks(manifest, keys, self._chunk))
+        chunk = self._golden_chunk(active)
+        return [check_golden(active, golden, chunk) for golden in manifest.golden]
+
+    def _check_golden(self, active: ActiveRelease) -> None:
+        self._answer_golden(active)
+
+    def _golden_chunk(self, active: ActiveRelease) -> Callable[[str], bytes]:
+        keys = self._keys.of(active.digest, active.manifest, self._own_slices(active.manifest))
+        return golden_chunks(active.manifest, keys, self._chunk)
+
+    def _drift(self, active: ActiveRelease, answers: Sequence[Mapping[str, Tensor]]) -> Drift | None:
+        """How far the golden answers of what shall serve lie from those of what serves. None where that cannot be
+        told: it is for people and gates to know, and holds nothing up."""
+        before = self._engine.serving.get(active.model)
+        if before is None or before.plan.local is None or before.inputs != active.inputs:
+            return None
+        before.lease()  # it must not be ended meanwhile
+        try:
+            chunk = self._golden_chunk(active)
+            order, until = before.order(before.plan.local.device), perf_counter() + LONGEST_COMPARISON_S
+            drifts = []
+            for golden, after in zip(active.manifest.golden, answers, strict=True):
+                live = before.run(order, golden_inputs(golden, chunk), until=until)
+                drifts.append(drift_of({one.name: live[one.name] for one in before.outputs}, after))
+            return worst(drift for drift in drifts if drift is not None)
+        except EdgeError as error:
+            log.info("%s: the drift from release %s is not known: %s", active.model, before.digest[:12], error)
+            return None
+        finally:
+            before.give_back()
 
     def _tune(self, active: ActiveRelease) -> None:
         golden = active.manifest.golden
         if self._tuner is None or active.plan.local is None:
             return
         if golden:
-            keys = self._keys.of(active.digest, active.manifest, self._own_slices(active.manifest))
-            inputs: Tensors | None = golden_inputs(golden[0], golden_chunks(active.manifest, keys, self._chunk))
+            inputs: Tensors | None = golden_inputs(golden[0], self._golden_chunk(active))
         else:
             inputs = made_up_inputs(active)
         if inputs is None:
             return
-        check = (lambda: self._answer_golden(active)) if golden else like_now(active, inputs)
+        check = (lambda: self._check_golden(active)) if golden else like_now(active, inputs)
         alone = not set(self._engine.serving) - {active.model}
         self._tuner.tune(active, inputs, check, alone=alone)
         self._calm(active.model)

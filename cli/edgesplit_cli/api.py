@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,6 +52,16 @@ class Api:
         """GET; the decoded JSON."""
         return self._json("GET", path, query, None, {})
 
+    def pages(self, path: str, **query: Any) -> list[Any]:
+        """GET of a list that comes in pages; all of it."""
+        found: list[Any] = []
+        onward: str | None = path
+        while onward is not None:
+            with self._answered("GET", onward, query, None, {}) as response:
+                found += self._decoded(self._whole(response))
+                onward, query = _next(response.headers.get("Link", "")), {}
+        return found
+
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         """POST of JSON; the decoded JSON."""
         return self._json("POST", path, query, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
@@ -78,7 +89,9 @@ class Api:
         return self._exchange("GET", path, query, None, {})
 
     def _json(self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]) -> Any:
-        raw = self._exchange(method, path, query, body, headers)
+        return self._decoded(self._exchange(method, path, query, body, headers))
+
+    def _decoded(self, raw: bytes) -> Any:
         try:
             return json.loads(raw) if raw else None
         except ValueError as error:
@@ -88,10 +101,13 @@ class Api:
         self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]
     ) -> bytes:
         with self._answered(method, path, query, body, headers) as response:
-            try:
-                return response.read()
-            except (OSError, http.client.HTTPException) as error:
-                raise self._lost(error) from error
+            return self._whole(response)
+
+    def _whole(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error) from error
 
     @contextmanager
     def _answered(
@@ -119,6 +135,12 @@ class Api:
 
     def _lost(self, error: Exception) -> LinkError:
         return LinkError(f"the controller at {self.url} does not answer ({error}): is `edgectl up` running?")
+
+
+def _next(link: str) -> str | None:
+    """Where a list goes on, by the header that says so (RFC 8288); only ever on the same server."""
+    found = re.fullmatch(r'<(/[^>]{0,2000})>; rel="next"', link)
+    return found[1] if found else None
 
 
 def _blocks(file: IO[bytes], size: int, progress: Any) -> Iterator[bytes]:

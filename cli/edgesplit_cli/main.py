@@ -23,6 +23,7 @@ from edgesplit_cli.commands import (
     deploy,
     devices,
     export,
+    fleet,
     infer,
     keys,
     login,
@@ -89,6 +90,7 @@ for command in (
     export.export,
     backups.backup,
     backups.restore,
+    fleet.fleet,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

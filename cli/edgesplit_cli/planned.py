@@ -7,7 +7,8 @@ from typing import Any
 from rich.text import Text
 
 from edgesplit import plan as words
-from edgesplit_cli.show import console, headed, link_name, ms, rate, share, size, table, travels
+from edgesplit_cli.show import console, headed, ms, rate, share, size, table
+from edgesplit_partitioner.wording import link_name, travels
 
 COLUMNS = (
     "",

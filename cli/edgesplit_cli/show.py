@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from edgesplit.errors import UsageError
-from edgesplit.links import LINKS
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
@@ -98,12 +97,6 @@ def size(count: float | None) -> str:
     return f"{count:.1f} GiB"
 
 
-def link_name(link: Mapping[str, Any]) -> str:
-    """What people call a link, as in `lte/10`; empty where it was spelt in figures, which stand beside it anyway."""
-    name = str(link.get("name") or "")
-    return name if name.partition("/")[0] in LINKS else ""
-
-
 def rate(bytes_per_s: float | None) -> str:
     """Bytes per second as Mbit/s, for people."""
     if bytes_per_s is None:
@@ -112,9 +105,3 @@ def rate(bytes_per_s: float | None) -> str:
         return "∞"
     mbit_s = bytes_per_s * 8 / 1e6
     return f"{mbit_s:.3g} Mbit/s" if mbit_s < 999.5 else f"{mbit_s / 1000:.3g} Gbit/s"
-
-
-def travels(row: Mapping[str, Any]) -> str:
-    """How a cut's tensors travel, where that is not raw: ` int8 +zstd`; empty for raw."""
-    lossy = dict.fromkeys(codec for codec in (row.get("codecs") or {}).values() if codec != "raw")
-    return "".join(f" {codec}" for codec in lossy) + (" +zstd" if row.get("compress") else "")

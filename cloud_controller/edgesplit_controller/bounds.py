@@ -13,15 +13,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ADDRESSES = 10_000
 """Remembered by a rate limit; the longest unseen is forgotten first."""
+PATIENCE_S = 60.0
 DRAIN_S = 20.0
 """How long what is too long may go on arriving, unread, before the connection is closed."""
 
 
 class BodyBounds:
-    """ASGI middleware: a body longer than its path allows is answered 413, by its declared length or while it comes."""
+    """ASGI middleware: a body longer than its path allows is answered 413, by its declared length or while it comes;
+    one that does not come, 408."""
 
-    def __init__(self, app: ASGIApp, *, default: int, by_suffix: Mapping[str, int]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, default: int, by_suffix: Mapping[str, int], patience_s: float = PATIENCE_S
+    ) -> None:
+        """`patience_s`: how long a body of the default bound may take to come; longer ones may take longer."""
         self._app = app
+        self._patience_s = patience_s
         self._default = default
         self._by_suffix = dict(by_suffix)
 
@@ -40,11 +46,14 @@ class BodyBounds:
             await _refuse(send, most)
             return
         taken = 0
-        started = False
+        started = whole = False
+        deadline = asyncio.get_running_loop().time() + self._patience_s if most == self._default else None
 
         async def counted() -> Message:
-            nonlocal taken
-            message = await receive()
+            nonlocal taken, whole
+            async with asyncio.timeout_at(None if whole else deadline):
+                message = await receive()
+            whole = not message.get("more_body")
             taken += len(message.get("body", b""))
             if taken > most:
                 raise _TooLong
@@ -61,6 +70,10 @@ class BodyBounds:
             if not started:
                 await _drain(receive)
                 await _refuse(send, most)
+        except TimeoutError:
+            if whole or started:
+                raise
+            await _answer(send, 408, f"the body did not come within {self._patience_s:.0f} s")
 
 
 class _TooLong(Exception):

@@ -39,8 +39,8 @@ CONTROLLER: Final = "controller"
 """The certificate name that may read and write everything of ours."""
 CONTROLLERS: Final = (CONTROLLER, *(f"{CONTROLLER}.{number}" for number in range(2, PROCESSES + 1)))
 """Of each process of one controller; no device can be called so, for their names have no dot."""
-DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch")
-DEVICE_READS: Final = ("desired", "fetched")
+DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
+DEVICE_READS: Final = ("desired", "fetched", "kept", "job")
 SAVE_EVERY_S: Final = 30
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 5.0

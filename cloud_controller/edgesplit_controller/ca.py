@@ -1,7 +1,8 @@
 """The certificate authority of one installation: makes itself once, issues to servers, clients and enrolled devices.
 
-Promises: Ed25519, an authority of ten years, leaves of one year with one purpose each (a device's certificate serves
-nobody), chains that pass OpenSSL's strict verification. Whether a claim is good is decided before it is asked.
+Promises: an authority of ten years (what its key is: `authority_keys`), leaves of one year with one purpose each (a
+device's certificate serves nobody), chains that pass OpenSSL's strict verification. Whether a claim is good is decided
+before it is asked.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -27,7 +29,14 @@ from edgesplit import names
 from edgesplit.durable import write_durably
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.identity import Credentials, load_or_make_key, private_pem
+from edgesplit_controller.authority_keys import (
+    load_or_make_authority_key,
+    load_or_make_web_key,
+    raw_bytes,
+    signed,
+)
 
+LeafKey = Ed25519PublicKey | EllipticCurvePublicKey
 AUTHORITY: Final = "edgesplit authority"
 AUTHORITY_LIFE: Final = timedelta(days=3650)
 LEAF_LIFE: Final = timedelta(days=365)
@@ -54,7 +63,7 @@ class Authority:
         self._folder = folder
         self._name = name
         self.certificate_file = folder / "ca.pem"
-        self._key = load_or_make_key(folder / "ca.key")
+        self._key = load_or_make_authority_key(folder / "ca.key")
         self._certificate = _load_certificate(self.certificate_file) or self._make()
         if self._certificate.public_key() != self._key.public_key():
             raise UsageError(
@@ -66,11 +75,12 @@ class Authority:
         """The authority's certificate: what everybody else needs."""
         return self._certificate.public_bytes(Encoding.PEM).decode()
 
-    def issue_server(self, name: str, hosts: Sequence[str]) -> Credentials:
-        """Credentials of a server of ours, reachable as `hosts` (DNS names and addresses). Kept, renewed when due."""
+    def issue_server(self, name: str, hosts: Sequence[str], *, to_browsers: bool = False) -> Credentials:
+        """Credentials of a server of ours, reachable as `hosts` (DNS names and addresses). Kept, renewed when due.
+        `to_browsers`: with a key that these understand."""
         if not hosts:
             raise UsageError(f"server {name!r} needs at least one host name or address")
-        return self._issue(name, ExtendedKeyUsageOID.SERVER_AUTH, _alternative_names(hosts))
+        return self._issue(name, ExtendedKeyUsageOID.SERVER_AUTH, _alternative_names(hosts), web=to_browsers)
 
     def issue_client(self, name: str) -> Credentials:
         """Credentials of a client of ours, such as `controller`. Kept, renewed when due."""
@@ -128,11 +138,11 @@ class Authority:
         listed = builder.add_extension(issuer, critical=False).add_extension(
             x509.CRLNumber(int(now.timestamp() * 1000)), critical=False
         )
-        return listed.sign(self._key, None).public_bytes(Encoding.PEM)
+        return signed(listed, self._key).public_bytes(Encoding.PEM)
 
     def secret(self, purpose: str) -> str:
         """A word for that purpose which every process of this installation knows, and nobody else."""
-        key = self._key.private_bytes_raw()
+        key = raw_bytes(self._key)
         return HKDF(algorithm=SHA256(), length=16, salt=None, info=f"edgesplit {purpose}".encode()).derive(key).hex()
 
     def takeover_context(self, name: str) -> ssl.SSLContext:
@@ -154,37 +164,43 @@ class Authority:
     def _make(self) -> x509.Certificate:
         public = self._key.public_key()
         subject = _name(self._name)
-        certificate = (
+        builder = (
             _builder(subject, subject, public, AUTHORITY_LIFE)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
-            .sign(self._key, None)
         )
+        certificate = signed(builder, self._key)
         write_durably(self.certificate_file, certificate.public_bytes(Encoding.PEM))
         return certificate
 
     def _issue(
-        self, name: str, purpose: x509.ObjectIdentifier, alternatives: x509.SubjectAlternativeName | None
+        self,
+        name: str,
+        purpose: x509.ObjectIdentifier,
+        alternatives: x509.SubjectAlternativeName | None,
+        *,
+        web: bool = False,
     ) -> Credentials:
         """What is on disk if it still does, else anew."""
         names.slice_name(name)  # safe as a file name
         credentials = Credentials(self._folder / f"{name}.key", self._folder / f"{name}.pem", self.certificate_file)
-        key = load_or_make_key(credentials.key_file)
-        if not self._still_good(_load_certificate(credentials.certificate_file), key, purpose, alternatives):
-            certificate = self._leaf(name, key.public_key(), purpose, alternatives)
+        load = load_or_make_web_key if web else load_or_make_key
+        public = load(credentials.key_file).public_key()
+        if not self._still_good(_load_certificate(credentials.certificate_file), public, purpose, alternatives):
+            certificate = self._leaf(name, public, purpose, alternatives)
             write_durably(credentials.certificate_file, certificate.public_bytes(Encoding.PEM))
         return credentials
 
     def _still_good(
         self,
         certificate: x509.Certificate | None,
-        key: Ed25519PrivateKey,
+        public: LeafKey,
         purpose: x509.ObjectIdentifier,
         alternatives: x509.SubjectAlternativeName | None,
     ) -> bool:
-        if certificate is None or certificate.public_key() != key.public_key():
+        if certificate is None or certificate.public_key() != public:
             return False
         if certificate.not_valid_after_utc - datetime.now(timezone.utc) < RENEW_BEFORE:
             return False
@@ -198,7 +214,7 @@ class Authority:
     def _leaf(
         self,
         name: str,
-        public: Ed25519PublicKey,
+        public: LeafKey,
         purpose: x509.ObjectIdentifier,
         alternatives: x509.SubjectAlternativeName | None,
         life: timedelta = LEAF_LIFE,
@@ -214,16 +230,14 @@ class Authority:
         )
         if alternatives is not None:
             builder = builder.add_extension(alternatives, critical=False)
-        return builder.sign(self._key, None)
+        return signed(builder, self._key)
 
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, public: Ed25519PublicKey, life: timedelta
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, public: LeafKey, life: timedelta) -> x509.CertificateBuilder:
     now = datetime.now(timezone.utc)
     return (
         x509.CertificateBuilder()

@@ -21,22 +21,28 @@ from edgesplit.links import host_and_port
 from edgesplit.plan import Link
 from edgesplit.release import Manifest
 from edgesplit_controller.blobs import BlobStore
+from edgesplit_controller.bundles import Bundles
 from edgesplit_controller.callers import who_asks
 from edgesplit_controller.content_keys import check_can_decrypt, check_introduced
 from edgesplit_controller.database import Database, Device, Event, Model
 from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
 from edgesplit_controller.director import Director
 from edgesplit_controller.exporting import Exporting
+from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.gateways import Gateways, through_by_class
+from edgesplit_controller.listing import Asked as AskedDevices
+from edgesplit_controller.listing import Listing
 from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing, signature
 from edgesplit_controller.replan.replanner import Replanner
+from edgesplit_controller.rolling import Rolling
 from edgesplit_controller.rollout.asked import PLAIN, Asked
 from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, Wanted
-from edgesplit_controller.shown import narrowed, shown_claim, shown_deployment, shown_device, shown_event, shown_model
+from edgesplit_controller.shown import narrowed, shown_claim, shown_deployment, shown_event, shown_model
+from edgesplit_controller.shown_device import shown_device
 from edgesplit_controller.signing import Signing
 
 
@@ -118,11 +124,20 @@ class Controller:
     addresses: Addresses
     signing: Signing
     exporting: Exporting
+    listing: Listing
+    fleet: Fleet
+    rolling: Rolling
+    bundles: Bundles
     replanner: Replanner
 
     def within(self, groups: frozenset[str] | None) -> Controller:
         """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
-        return replace(self, devices=self.devices.within(groups), rollouts=self.rollouts.within(groups))
+        return replace(
+            self,
+            devices=self.devices.within(groups),
+            rollouts=self.rollouts.within(groups),
+            replanner=self.replanner.within(groups),
+        )
 
     # ---- models -----------------------------------------------------------------------------------------------
 
@@ -155,6 +170,10 @@ class Controller:
     def profile(self, reference: str, codecs: bool = False, device_class: str = OWN_CLASS) -> dict[str, Any]:
         """Heavy. Measure a model on this machine; with `codecs`, what each does to the answers for its samples too."""
         return self.planning.profile(self.registry.get(reference), device_class=device_class, codecs=codecs)
+
+    def profile_at_work(self, reference: str, device: str) -> dict[str, Any]:
+        """Heavy, if the model was not measured here yet. What a device measured of a model that it runs, as costs."""
+        return self.replanner.measured_on(reference, self.devices.get(device))
 
     def costs(
         self, reference: str, device_class: str, lossy: bool = False, tiers: Mapping[str, str] | None = None
@@ -368,27 +387,43 @@ class Controller:
         if changed := self.director.settle():
             self.tell.tell(changed)
 
-    def all_devices(self) -> list[dict[str, Any]]:
-        """Every device, and every claim that is still open for one not seen yet."""
-        there, led = self.devices.all(), self.gateways.of()
-        desired, copied, floods = self.director.desired(), self.devices.copied(), self.devices.floods()
+    def all_devices(self, asked: AskedDevices | None = None) -> tuple[list[dict[str, Any]], str]:
+        """A page of devices and of claims that are still open for one not seen yet, by name; and the name to go on
+        after, empty on the last page."""
+        wanted = replace(asked or AskedDevices(), groups=self.devices.groups)
+        page, now = self.listing.page(wanted), time()
+        led = self.gateways.of([one.name for one in page.devices])
         enrolled = [
-            shown_device(
-                device,
-                self.devices.state(device),
-                desired.get(device.name, []),
-                copied.get(device.name),
-                floods.get(device.name),
-            )
-            | {"gateway": led[device.name].name if device.name in led else None}
-            for device in there
+            shown_device(one, self.devices.state(one), page, now)
+            | {"gateway": led[one.name].name if one.name in led else None}
+            for one in page.devices
         ]
-        living = {device.name for device in there if not device.revoked}
-        claimed = {
-            claim.device: shown_claim(claim) for claim in self.devices.open_claims() if claim.device not in living
-        }
-        known = [one for one in enrolled if one["name"] not in claimed]
-        return sorted([*known, *claimed.values()], key=lambda one: str(one["name"]))
+        every = [*enrolled, *(shown_claim(claim) for claim in page.claims)]
+        return sorted(every, key=lambda one: str(one["name"])), page.after
+
+    def overview(self) -> dict[str, Any]:
+        """The fleet at a glance."""
+        return self.fleet.overview(self.devices.groups)
+
+    def history(self, name: str, span: str, since: float, until: float) -> dict[str, Any]:
+        """What a device told, added up by minutes or hours."""
+        self.devices.get(name)
+        return {"device": name, "span": span, "buckets": self.rolling.history(name, span, since, until)}
+
+    def ask_for_logs(self, name: str) -> dict[str, Any]:
+        """Ask a device for its log."""
+        self.devices.get(name)
+        return self.bundles.request(name, who_asks())
+
+    def log_bundles(self, name: str) -> list[dict[str, Any]]:
+        """The log bundles of a device, newest first."""
+        self.devices.get(name)
+        return self.bundles.of(name)
+
+    def log_bundle(self, name: str, number: str) -> dict[str, Any]:
+        """One of them, with its content once it is here."""
+        self.devices.get(name)
+        return self.bundles.get(name, number)
 
     def device(self, name: str) -> dict[str, Any]:
         """One device: what it was told, what it does."""
@@ -396,9 +431,7 @@ class Controller:
         if claim is not None:
             return shown_claim(claim)
         device = self.devices.get(name)
-        desired = self.director.desired().get(name, [])
-        copied, flood = self.devices.copied().get(name), self.devices.floods().get(name)
-        shown = shown_device(device, self.devices.state(device), desired, copied, flood)
+        shown = shown_device(device, self.devices.state(device), self.listing.of(device), time())
         led = self.gateways.of([name])
         through = {"gateway": led[name].name if name in led else None, "serves_at": self.gateways.address(name) or None}
         return {**shown, **through, "plans": self._plans_in_use(device)}

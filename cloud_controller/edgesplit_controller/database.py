@@ -7,6 +7,7 @@ when it commits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Engine,
     ForeignKey,
     Index,
     Integer,
@@ -152,6 +154,8 @@ class Device(Table):
     birth: Mapped[Json | None]
     reported: Mapped[Json | None]
     telemetry: Mapped[Json | None]
+    changed: Mapped[float] = mapped_column(default=time.time, onupdate=time.time, server_default="0", index=True)
+    """When the row was last written, by the clock of whoever wrote it: what pages that are open go by."""
 
 
 class CertificateRow(Table):
@@ -261,14 +265,25 @@ class Behind(Table):
 
 
 class TelemetryRow(Table):
-    """One telemetry message; the newest few thousand of each device are kept."""
+    """One telemetry message, once; the newest few thousand of each device are kept."""
 
     __tablename__ = "telemetry"
-    __table_args__ = (Index("telemetry_of_device", "device", "id"),)
+    __table_args__ = (
+        Index("telemetry_of_device", "device", "at"),
+        Index("telemetry_once", "device", "session", "sequence", unique=True),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     device: Mapped[str]
     at: Mapped[float]
+    """When it was measured, as far as that is known (`dated`)."""
+    stored: Mapped[float]
+    session: Mapped[int]
+    sequence: Mapped[int]
+    late: Mapped[bool] = mapped_column(default=False)
+    """It could not be sent when it was measured."""
+    dated: Mapped[str] = mapped_column(default="now")
+    """`truth.Dated`."""
     content: Mapped[Json]
 
 
@@ -304,6 +319,11 @@ class Database:
         self._readers = self._sessions(edgesplit="read", **isolation)
 
     @property
+    def engine(self) -> Engine:
+        """For who watches it."""
+        return self._engine
+
+    @property
     def shared(self) -> bool:
         """Can controllers on other machines use it too?"""
         return self._engine.dialect.name == POSTGRESQL
@@ -323,10 +343,12 @@ class Database:
         """A write transaction for what comes all the time: it waits for no other one, but where that changes one of
         these devices, which it holds from the beginning. On SQLite it is a writer like any other."""
         with self._translated(), self._hearers.begin() as session:
-            if self.shared and (names := sorted(set(devices))):
-                held = select(Device.name).where(Device.name.in_(names)).order_by(Device.name)
-                session.execute(held.with_for_update(key_share=True))
+            names = sorted(set(devices))
+            held = select(Device).where(Device.name.in_(names)).order_by(Device.name)
+            # All in one query: while the list lives, the session finds each of them without another one.
+            rows = session.scalars(held.with_for_update(key_share=True)).all() if names else []
             yield session
+            del rows
 
     @contextmanager
     def read(self) -> Iterator[Session]:

@@ -46,11 +46,13 @@ SAID: Mapping[str, type[messages.Message]] = {
     "birth": messages.Birth | messages.Death,  # type: ignore[dict-item]
     "reported": messages.Reported,
     "telemetry": messages.Telemetry,
+    "late": messages.Late,
+    "bundle": messages.BundlePiece | messages.JobRefused,  # type: ignore[dict-item]
 }
 ASKED: type[messages.FetchMetadata | messages.FetchChunks] = messages.FetchMetadata | messages.FetchChunks  # type: ignore[assignment]
 RETAINED = tuple(messages.topic("+", kind) for kind in ("birth", "reported"))
 """What the broker repeats to whoever subscribes: for one process, which misses nothing when it takes over."""
-SPREAD = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch"))
+SPREAD = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch", "late", "bundle"))
 """What comes all the time: each message for any one of the processes."""
 SUBSCRIPTIONS = (*RETAINED, *SPREAD)
 _METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
@@ -110,6 +112,9 @@ class ChunkQueue:
                 del self._waiting[device]
         return ready
 
+    def __len__(self) -> int:
+        return len(self._due)
+
     def next_due(self) -> float | None:
         """When `take` has something to give; None while nothing waits."""
         return min(self._due.values(), default=None)
@@ -146,6 +151,9 @@ class Inbox:
                 if not self._of[device]:
                     del self._of[device]
             return batch
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def close(self) -> None:
         """No more is coming; `take` ends when what is there has been taken."""
@@ -290,6 +298,22 @@ class Delivery:
             if self._to_state is not None:
                 self._to_state.update(devices)
             self._stating.notify_all()
+
+    def waiting(self) -> dict[str, int]:
+        """What waits now, by queue."""
+        return {"said": len(self._said), "asked": len(self._asked), "chunks": len(self._chunks)}
+
+    def keep(self, kept: Collection[tuple[str, messages.Kept]]) -> None:
+        """Tell devices what they may forget; one that does not hear it sends it again."""
+        for device, message in kept:
+            if self._channel is not None:
+                self._channel.publish(messages.topic(device, "kept"), messages.encode(message))
+
+    def ask(self, device: str, job: messages.Job) -> None:
+        """Ask a device for something; LinkError where the broker does not take it."""
+        if self._channel is None:
+            raise LinkError("the broker is not connected yet")
+        self._channel.publish(messages.topic(device, "job"), messages.encode(job), qos=1, wait_s=10.0)
 
     def _publish(self, topic: str, payload: bytes, **options: object) -> None:
         """LinkError is only logged: everything is asked for again."""

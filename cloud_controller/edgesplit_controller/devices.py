@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 from edgesplit import messages
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.names import device_name
+from edgesplit_controller import hearing
 from edgesplit_controller.database import (
     CertificateRow,
     ClaimRow,
@@ -37,6 +38,7 @@ from edgesplit_controller.database import (
     held,
     record,
 )
+from edgesplit_controller.hearing import Taken
 from edgesplit_controller.refusals import Conflict, Forbidden, NotAllowed, unknown
 from edgesplit_controller.selecting import Described, Selector, parse_selector
 
@@ -47,6 +49,7 @@ LONGEST_CLAIM_S = 30 * 86_400
 HISTORY = 10_000
 """Telemetry messages kept per device, give or take `TRIM_EVERY`."""
 TRIM_EVERY = 200
+ACKNOWLEDGE_S = 60.0
 STARTS = 16
 """Newest starts of an agent that are remembered."""
 HOLD_S = 60.0
@@ -84,24 +87,15 @@ class Enrolment:
     """The name was taken from hardware that had it: its certificates are revoked, and its session must end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What taking in some messages brought to light."""
-
-    intruders: frozenset[str]
-    """Revoked devices that spoke: their session lives and must end."""
-    superseded: bool
-    """A renewed certificate was seen at work, so that older ones were revoked."""
-
-
 class Devices:
     """The devices of one controller."""
 
     def __init__(self, database: Database, *, stale_after_s: float, now: Callable[[], float]) -> None:
         self._database = database
-        self._stale_after_s = stale_after_s
+        self.stale_after_s = stale_after_s
         self._now = now
         self._untrimmed: Counter[str] = Counter()
+        self._acknowledged: dict[str, float] = {}
         self._groups: frozenset[str] | None = None
 
     def within(self, groups: frozenset[str] | None) -> Devices:
@@ -316,7 +310,7 @@ class Devices:
 
     def state(self, device: Device) -> State:
         """Whether it lives, as far as can be known now."""
-        return state_of(device, self._now(), self._stale_after_s)
+        return state_of(device, self._now(), self.stale_after_s)
 
     def open_claims(self) -> Sequence[ClaimRow]:
         """Claims that can still be used."""
@@ -332,34 +326,33 @@ class Devices:
     def hear(self, heard: Iterable[tuple[str, messages.Message]]) -> Taken:
         """Take in what devices said, in order, in one transaction. Unknown and revoked devices are not heard."""
         now = self._now()
-        intruders: set[str] = set()
-        superseded = False
         said = list(heard)
         with self._database.hear(name for name, _ in said) as session:
-            for name, message in said:
-                device = session.get(Device, name)
-                if device is None:
-                    continue
-                if device.revoked:
-                    if not isinstance(message, messages.Death):  # the broker says that, when the session has ended
-                        intruders.add(name)
-                    continue
-                superseded |= _take_in(session, device, message, now)
-                self._untrimmed[name] += isinstance(message, messages.Telemetry)
-            session.flush()
+            taken = hearing.take_in(session, said, now, _born)
+            self._untrimmed.update(taken.stored)
+            self._acknowledge(taken, now)
             for name in [name for name, grown in self._untrimmed.items() if grown >= TRIM_EVERY]:
                 _trim(session, name)
                 del self._untrimmed[name]
-        return Taken(frozenset(intruders), superseded)
+        return taken
+
+    def _acknowledge(self, taken: Taken, now: float) -> None:
+        """Tell each device about once a minute how far its telemetry has come; it keeps what it was not told of."""
+        for name, (number, sequence) in taken.newest.items():
+            if now - self._acknowledged.get(name, float("-inf")) >= ACKNOWLEDGE_S:
+                self._acknowledged[name] = now
+                taken.kept.append((name, messages.Kept(session=number, sequence=sequence)))
 
     def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
-        """The newest telemetry of a device, oldest first."""
+        """The newest telemetry of a device, oldest first by when it was measured."""
+        order = (TelemetryRow.at.desc(), TelemetryRow.id.desc())
         with self._database.read() as session:
             _device(session, name, self._groups)
-            rows = (
-                select(TelemetryRow).where(TelemetryRow.device == name).order_by(TelemetryRow.id.desc()).limit(newest)
-            )
-            return [{"at": row.at, **row.content} for row in reversed(session.scalars(rows).all())]
+            rows = select(TelemetryRow).where(TelemetryRow.device == name).order_by(*order).limit(newest)
+            return [
+                {"at": row.at, "late": row.late, "dated": row.dated, **row.content}
+                for row in reversed(session.scalars(rows).all())
+            ]
 
 
 def hold_s(times: int) -> float:
@@ -426,6 +419,7 @@ def _enrolled(session: Session, claim: ClaimRow, serial: str, key: str, now: flo
     if fresh:
         session.execute(delete(Starts).where(Starts.device == claim.device))
         session.execute(delete(Flood).where(Flood.device == claim.device))
+        hearing.forget(session, claim.device)
     return fresh
 
 
@@ -512,40 +506,6 @@ def _device(session: Session, name: str, groups: frozenset[str] | None = None) -
     return device
 
 
-def _take_in(session: Session, device: Device, message: messages.Message, now: float) -> bool:
-    """What one message changes, and whether older certificates are now revoked. Those of an older session change
-    nothing."""
-    if not isinstance(message, messages.Birth | messages.Death | messages.Reported | messages.Telemetry):
-        if device.last_seen is None or now - device.last_seen > 1.0:
-            device.last_seen = now
-        return False
-    if message.session < device.session:
-        return False
-    if isinstance(message, messages.Birth):
-        return _born(session, device, message, now)
-    elif isinstance(message, messages.Death):
-        if device.alive:
-            record(session, now, device.name, "device.died", device.name, session=message.session)
-        device.alive, device.session = False, message.session
-    elif isinstance(message, messages.Reported):
-        device.reported = msgspec.to_builtins(message)
-        if device.restored is not None:
-            _compare_with_backup(session, device, message.counter, now)
-    else:
-        device.telemetry, device.last_seen = {"at": now, **msgspec.to_builtins(message)}, now
-        session.add(TelemetryRow(device=device.name, at=now, content=msgspec.to_builtins(message)))
-    return False
-
-
-def _compare_with_backup(session: Session, device: Device, counter: int, now: float) -> None:
-    """A restored row is as good as any other once its device knows nothing newer."""
-    if counter <= device.counter:
-        device.restored = None
-        return
-    device.counter = counter
-    record(session, now, device.name, "device.ahead", device.name, counter=counter)
-
-
 def _born(session: Session, device: Device, birth: messages.Birth, now: float) -> bool:
     """A new session is a sign of life; a known one may be the broker's retained copy and is none."""
     superseded = False
@@ -584,7 +544,9 @@ def _count_starts(session: Session, device: str, mark: str, now: float) -> None:
 
 def _trim(session: Session, name: str) -> None:
     """Drop what is older than the newest `HISTORY` telemetry rows of a device."""
-    oldest_kept = select(TelemetryRow.id).where(TelemetryRow.device == name).order_by(TelemetryRow.id.desc())
-    edge = session.scalars(oldest_kept.offset(HISTORY).limit(1)).first()
+    order = (TelemetryRow.at.desc(), TelemetryRow.id.desc())
+    of_device = select(TelemetryRow.at, TelemetryRow.id).where(TelemetryRow.device == name)
+    edge = session.execute(of_device.order_by(*order).offset(HISTORY).limit(1)).first()
     if edge is not None:
-        session.execute(delete(TelemetryRow).where(TelemetryRow.device == name, TelemetryRow.id <= edge))
+        older = (TelemetryRow.at < edge[0]) | ((TelemetryRow.at == edge[0]) & (TelemetryRow.id <= edge[1]))
+        session.execute(delete(TelemetryRow).where(TelemetryRow.device == name, older))

@@ -9,7 +9,7 @@ a backup is left alone until the device has shown that it knows nothing newer, o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -28,6 +28,8 @@ Wrap = Callable[[Device, str], bytes]
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 500
+"""Names in one query: databases bound the number of parameters."""
 FUTURE_S = 86_400.0
 """A counter is about the Unix time: one that is further ahead was never ours."""
 
@@ -71,11 +73,16 @@ class Director:
     def statements(self, devices: Collection[str] | None) -> dict[str, bytes]:
         """The stored statement of each device named (None: of all) that is not from a backup; empty bytes for revoked
         ones."""
+        kept = select(Device.name, Device.revoked, Device.statement).where(Device.restored.is_(None))
+        columns = kept.order_by(Device.name)
         with self._database.read() as session:
-            rows: Iterable[Device] = session.scalars(select(Device).order_by(Device.name))
-            chosen = [row for row in rows if (devices is None or row.name in devices) and row.restored is None]
-            told = {row.name: b"" if row.revoked else row.statement for row in chosen}
-            return {name: statement for name, statement in told.items() if statement is not None}
+            if devices is None:
+                rows = list(session.execute(columns))
+            else:
+                parts = batched(sorted(devices), AT_ONCE)
+                rows = [row for some in parts for row in session.execute(columns.where(Device.name.in_(some)))]
+        told = {name: b"" if revoked else statement for name, revoked, statement in rows}
+        return {name: statement for name, statement in told.items() if statement is not None}
 
     def renew(self) -> list[str]:
         """State anew what is past half its life; the devices concerned."""
@@ -228,6 +235,11 @@ def _told(statement: bytes | None) -> Statement | None:
 def _signers(statement: bytes) -> set[str]:
     """Ids of the keys that signed it."""
     return {one.keyid for one in messages.decode(statement, Signed).signatures}
+
+
+def batched(names: Sequence[str], most: int) -> Iterator[Sequence[str]]:
+    """The names in parts of at most so many."""
+    return (names[at : at + most] for at in range(0, len(names), most))
 
 
 def next_counter(stored: int, now: float) -> int:

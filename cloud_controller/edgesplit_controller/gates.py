@@ -65,6 +65,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Its name, without a version."""
     release: str
     requests: int | None = None
+    """Answered; those that failed come on top."""
     failed: int | None = None
     fallbacks: int | None = None
     latency_p95_s: float | None = None
@@ -129,11 +130,11 @@ def judge(gates: Gates, evidence: Evidence) -> Verdict:
     if over is not None:
         return Verdict("fail", f"{over.text}: it is {told(over.subject, _surely(over, gates, evidence))}", over.text)
     unknown = tuple(gate.text for gate in gates.gates if _value(gate.subject, evidence) is None)
-    enough = (evidence.requests or 0) >= gates.requests or not _needs_requests(gates)
+    enough = _asked(evidence) >= gates.requests or not _needs_requests(gates)
     if (evidence.since_s or 0.0) >= gates.seconds or (enough and not unknown):
         return Verdict("pass", unjudged=unknown)
     left_s = gates.seconds - (evidence.since_s or 0.0)
-    missing = f"{evidence.requests or 0} of {gates.requests} requests" if not enough else f"for {', '.join(unknown)}"
+    missing = f"{_asked(evidence)} of {gates.requests} requests" if not enough else f"for {', '.join(unknown)}"
     return Verdict("wait", f"{missing}, {left_s:.0f} s left")
 
 
@@ -146,6 +147,10 @@ def told(subject: Subject, value: float | None) -> str:
     if subject == "p95":
         return f"{value * 1000:.4g} ms"
     return f"{value / 1e6:.4g} MB" if subject == "memory" else f"{value:.4g} {'°C' if subject == 'celsius' else 'J'}"
+
+
+def _asked(evidence: Evidence) -> int:
+    return (evidence.requests or 0) + (evidence.failed or 0)
 
 
 def _needs_requests(gates: Gates) -> bool:
@@ -163,7 +168,7 @@ def _surely(gate: Gate, gates: Gates, evidence: Evidence) -> float | None:
     value = _value(gate.subject, evidence)
     if gate.subject not in BY_REQUESTS or value is None:
         return value
-    requests = evidence.requests or 0
+    requests = _asked(evidence)
     time_is_up = (evidence.since_s or 0.0) >= gates.seconds
     if gate.subject in ("errors", "fallbacks"):
         return value if time_is_up else value * requests / max(requests, gates.requests)
@@ -174,7 +179,8 @@ def _value(subject: Subject, evidence: Evidence) -> float | None:
     """What the gate measures; None where it is not known."""
     if subject in ("errors", "fallbacks"):
         count = evidence.failed if subject == "errors" else evidence.fallbacks
-        return count / evidence.requests if evidence.requests and count is not None else None
+        asked = _asked(evidence)
+        return count / asked if asked and count is not None else None
     if subject in ("p95", "joules") and not evidence.requests:
         return None
     known: Mapping[str, float | None] = {

@@ -1,18 +1,28 @@
-"""What the controller counts of its API, and reads of its fleet when Prometheus asks."""
+"""What the controller counts of its API, its broker session and its database, and reads of its fleet when Prometheus
+asks: counts that the database makes, whatever the number of devices.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable, Mapping
 from time import perf_counter
+from typing import Any
 
+from sqlalchemy import Engine, event
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import edgesplit
 from edgesplit.seen import families
 from edgesplit.seen.ledger import Ledger, Series, gauge
-from edgesplit_controller.devices import Devices
+from edgesplit_controller.fleet import Fleet
+from edgesplit_controller.hearing import Taken
+from edgesplit_controller.rolling import Rolling
 
 METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH"})
+STATES = ("online", "stale", "offline", "claimed", "revoked")
+STATEMENTS = frozenset({"select", "insert", "update", "delete"})
+Reading = Callable[[], Mapping[str, float]]
+"""What waits now, by queue; and `broker`, 1 where it is connected."""
 
 
 class CountedRequests:
@@ -48,15 +58,42 @@ class CountedRequests:
             )
 
 
-def series(ledger: Ledger, devices: Devices) -> list[Series]:
+def heard(ledger: Ledger, taken: Taken, seconds: float) -> None:
+    """A batch of messages was taken in."""
+    ledger.record(
+        [
+            (families.CONTROLLER_HEAR_S, (), seconds),
+            *((families.CONTROLLER_MESSAGES, key, float(count)) for key, count in taken.outcomes.items()),
+            *((families.CONTROLLER_LATE_S, (), lag_s) for lag_s in taken.lags_s),
+        ]
+    )
+
+
+def watch(engine: Engine, ledger: Ledger) -> None:
+    """Time every statement from now on."""
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before(_connection: Any, _cursor: Any, _statement: str, _parameters: Any, context: Any, _many: bool) -> None:
+        context.edgesplit_began = perf_counter()
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def after(_connection: Any, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool) -> None:
+        word = statement.lstrip()[:6].lower()
+        kind = word if word in STATEMENTS else "other"
+        seconds = perf_counter() - getattr(context, "edgesplit_began", perf_counter())
+        ledger.observe(families.CONTROLLER_STATEMENT_S, kind, value=seconds)
+
+
+def series(ledger: Ledger, fleet: Fleet, rolling: Rolling, reading: Reading = dict) -> list[Series]:
     """All that is shown."""
-    states: Counter[str] = Counter(devices.state(device) for device in devices.all())
-    states["claimed"] = len(devices.open_claims())
+    states, now = fleet.states(), reading()
     return [
         gauge(families.CONTROLLER_INFO, 1.0, edgesplit.__version__),
         *ledger.series(),
-        *(
-            gauge(families.CONTROLLER_DEVICES, states[state], state)
-            for state in ("online", "stale", "offline", "claimed", "revoked")
-        ),
+        *(gauge(families.CONTROLLER_DEVICES, states[state], state) for state in STATES),
+        *(gauge(families.CONTROLLER_CONDITIONS, one["devices"], one["kind"]) for one in fleet.conditions()),
+        *(gauge(families.CONTROLLER_RUNNING, count, model, state) for model, state, count in fleet.running()),
+        *(gauge(families.CONTROLLER_WAITING, value, queue) for queue, value in now.items() if queue != "broker"),
+        *(gauge(families.CONTROLLER_BROKER, value) for queue, value in now.items() if queue == "broker"),
+        gauge(families.CONTROLLER_UNROLLED, rolling.behind()),
     ]

@@ -1,7 +1,8 @@
 """Who is at the other end of an API connection, by the certificate it showed.
 
 TLS has verified the chain before a request is read; here the name and the serial number are handed to the application,
-which decides what they may. uvicorn does not tell an application whom TLS has let in.
+which decides what they may. uvicorn does not tell an application whom TLS has let in, nor does it bound what comes
+before a request is known: a head that is too long, or does not come to its end, costs its connection.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from edgesplit.identity import peer_name
 
 SCOPE = "edgesplit.peer"
+HEAD_BYTES = 65_536
+"""Of a request line and headers, give or take what is read at once."""
+HEAD_S = 20.0
+"""From the connection, or a request's first byte, to the end of its headers."""
 _Scope = MutableMapping[str, Any]
 _Application = Callable[[_Scope, Any, Any], Awaitable[None]]
 
@@ -36,6 +41,33 @@ class TellingPeers(HttpToolsProtocol):
         """TLS is done when this is called."""
         super().connection_made(transport)
         self.app = _telling(self.app, peer_of(transport.get_extra_info("ssl_object")))
+        self._head_bytes = 0
+        self._head_ends = self.loop.call_later(HEAD_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of one request or several."""
+        super().data_received(data)
+        if not self._head_ends.cancelled():
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        super().on_message_begin()
+        self._head_ends.cancel()
+        self._head_bytes = 0
+        self._head_ends = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def on_headers_complete(self) -> None:
+        """From here on it is the application's."""
+        self._head_ends.cancel()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more will come."""
+        self._head_ends.cancel()
+        super().connection_lost(exc)
 
 
 def peer_of(tls: ssl.SSLObject | None) -> Peer | None:

@@ -4,25 +4,25 @@ A process takes the lowest number that is free, as a lease: its name at the brok
 this machine are supervised children that inherit the listening socket, so that a connection waits for whoever accepts
 it, also when one of them is killed. Further machines run `edgectl up --join`.
 
-    python -m edgesplit_controller.processes --settings JSON --listener FD --die-with-parent PID
+    python -m edgesplit_controller.processes --settings FILE --listener FD --die-with-parent PID
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from edgesplit.children import Child
+from edgesplit.durable import write_durably
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.lifetime import add_die_with_parent, end_with_parent
 from edgesplit_controller.broker import CONTROLLERS
@@ -71,9 +71,11 @@ def start_further(settings: Settings, listener: socket.socket, stack: ExitStack)
 
 def _child(settings: Settings, number: int, listener: int) -> Child:
     metrics = settings.metrics and (settings.metrics[0], settings.metrics[1] + number - 1)
-    theirs = msgspec.json.encode(replace(settings, processes=1, metrics=metrics), enc_hook=str).decode()
-    words = ["--settings", theirs, "--listener", str(listener), "--die-with-parent", str(os.getpid())]
     folder = settings.data / "processes"
+    file = folder / f"{number}.json"
+    # Not among its words, which everybody may read: the database's URL may have a password.
+    write_durably(file, encode_settings(replace(settings, processes=1, metrics=metrics)), mode=0o600)
+    words = ["--settings", str(file), "--listener", str(listener), "--die-with-parent", str(os.getpid())]
     return Child(
         f"controller process {number}",
         [sys.executable, "-m", "edgesplit_controller.processes", *words],
@@ -87,14 +89,14 @@ def _child(settings: Settings, number: int, listener: int) -> Child:
 def main(run: Callable[..., None], arguments: Sequence[str] | None = None) -> int:
     """A further process of this machine; `run` is `up.run`."""
     parser = argparse.ArgumentParser(prog="edgesplit_controller.processes")
-    parser.add_argument("--settings", required=True)
+    parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--listener", type=int, required=True)
     add_die_with_parent(parser)
     given = parser.parse_args(arguments)
     if given.die_with_parent is not None:
         end_with_parent(given.die_with_parent)
-    settings = msgspec.json.decode(given.settings, type=Settings, dec_hook=_from_json)
     try:
+        settings = decode_settings(given.settings.read_bytes())
         run(settings, ready=lambda _: print(READY, flush=True), listener=socket.socket(fileno=given.listener))
     except EdgeError as error:
         print(error, file=sys.stderr)
@@ -102,8 +104,17 @@ def main(run: Callable[..., None], arguments: Sequence[str] | None = None) -> in
     return 0
 
 
-def _from_json(kind: type, value: Any) -> Any:
-    return Path(value) if issubclass(kind, Path) else value
+def encode_settings(settings: Settings) -> bytes:
+    """For a further process."""
+    return json.dumps(asdict(settings), default=str, indent=1).encode()
+
+
+def decode_settings(raw: bytes) -> Settings:
+    """What `encode_settings` wrote."""
+    given: dict[str, Any] = json.loads(raw)
+    values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
+    values["data"] = Path(given["data"])
+    return Settings(**values)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from edgesplit_controller.database import ClaimRow, Deployment, Desired, Device, Event, Flood, Model
+from edgesplit_controller.database import ClaimRow, Deployment, Event, Flood, Model
 
 
 def shown_model(model: Model) -> dict[str, Any]:
@@ -43,38 +42,6 @@ def narrowed(deployment: dict[str, Any], names: frozenset[str]) -> dict[str, Any
     if len(mine) == len(deployment["devices"]):
         return deployment
     return {**deployment, "devices": mine, "targets": mine} if mine else None
-
-
-def shown_device(
-    device: Device, state: str, desired: Sequence[Desired], copied: float | None = None, flood: Flood | None = None
-) -> dict[str, Any]:
-    """A device: who it is, whether it lives, what it was told, what it said last (maybe long ago: see `state`)."""
-    birth, reported = device.birth or {}, device.reported or {}
-    return {
-        "name": device.name,
-        "state": state,
-        "device_class": device.device_class,
-        "group": device.group,
-        "labels": device.labels,
-        "link": device.link,
-        "copied": copied,
-        "flooded": shown_flood(flood) if flood is not None else None,
-        "enrolled": device.enrolled,
-        "last_seen": device.last_seen,
-        "session": device.session,
-        "emulated": bool(birth.get("emulated")),
-        "agent_version": birth.get("version"),
-        "local_url": birth.get("local_url"),
-        "counter": device.counter,
-        "restored": device.restored,
-        "acted_upon": reported.get("counter"),
-        "desired": [{"model": row.model, "release": row.release, "deployment": row.deployment} for row in desired],
-        "models": list(reported.get("models", [])),
-        "kept": list(reported.get("kept", [])),
-        "safe_mode": reported.get("safe_mode", ""),
-        "trouble": reported.get("trouble", ""),
-        "telemetry": device.telemetry,
-    }
 
 
 def shown_flood(flood: Flood) -> dict[str, Any]:

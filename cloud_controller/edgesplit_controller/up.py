@@ -44,12 +44,14 @@ from edgesplit.seen.exposition import metrics_response
 from edgesplit.seen.ledger import Ledger
 from edgesplit.seen.listener import metrics_server
 from edgesplit_controller import metrics
+from edgesplit_controller.adding_up import add_up
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.backup.restoring import RESTORED
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import Broker
 from edgesplit_controller.broker_files import write_broker_files
+from edgesplit_controller.bundles import Bundles
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
@@ -57,10 +59,13 @@ from edgesplit_controller.database import Database, Device
 from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery, Sources
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.director import Director
+from edgesplit_controller.evidence import of_members
 from edgesplit_controller.exporting import Exporting
+from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.gatekeeping import open_gate
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.leases import Lease, forget_leases
+from edgesplit_controller.listing import Listing
 from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.processes import Place, start_further, take_place
@@ -71,6 +76,7 @@ from edgesplit_controller.replan.watching import watch
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocation_command import RevocationCommand
 from edgesplit_controller.revocations import Revocations
+from edgesplit_controller.rolling import Rolling
 from edgesplit_controller.rollout.engine import RolloutLoop, Rollouts
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
@@ -169,14 +175,17 @@ def _start(
     stack.callback(place.lease.release)
     authority = Authority(data / "keys")
     names = settings.certificate_hosts
-    api_credentials = authority.issue_server(place.file_name(API), names)
+    api_credentials = authority.issue_server(place.file_name(API), names, to_browsers=True)
     write_durably(data / "ca.pem", authority.ca_pem.encode())
     repository = Repository(data / "tuf")
     rotation = Rotation(repository)
     (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
     blobs = BlobStore(data / "blobs")
 
-    controller, delivery, revocations = _assemble(settings, database, blobs, authority, repository, rotation, lease)
+    ledger = Ledger()
+    metrics.watch(database.engine, ledger)
+    parts = (settings, database, blobs, authority, repository, rotation, lease, ledger)
+    controller, delivery, revocations = _assemble(*parts)
     if not settings.join:
         blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
         repository.renew()
@@ -190,7 +199,7 @@ def _start(
     if not (settings.broker or settings.join):
         broker_credentials = authority.issue_server("broker", names)
         revocations.tell(_broker(settings, broker_credentials, delivery, stack), of_others=True)
-    _mqtt(settings, authority, delivery, place, lease, stack)
+    session = _mqtt(settings, authority, delivery, place, lease, stack)
     stack.callback(revocations.stop)
     revocations.start()
     loop = RolloutLoop(controller.rollouts, may_step=lease.held)
@@ -201,7 +210,13 @@ def _start(
     if settings.offload:
         _offload(settings, stack)
     listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
-    _api(settings, controller, authority, api_credentials, listener, heavy, stack, ending)
+
+    def reading() -> dict[str, float]:
+        return {**delivery.waiting(), "heavy": heavy.waiting, "broker": session.connected}
+
+    _api(settings, controller, authority, api_credentials, listener, heavy, ledger, reading, stack, ending)
+    trims = (controller.rolling.trim, controller.bundles.trim)
+    add_up(controller.rolling, trims, lease.held, stack, ending)
     watch(controller.replanner.look, heavy.submit, lease.held, stack, ending)
     tending = Tending(
         repository, rotation, controller, delivery, revocations, Stating(database), lease, place.lease, ending
@@ -224,9 +239,10 @@ def _assemble(
     repository: Repository,
     rotation: Rotation,
     lease: Lease,
+    ledger: Ledger | None = None,
 ) -> tuple[Controller, Delivery, Revocations]:
     """The parts that keep and decide, with nothing started yet."""
-    data, now = settings.data, time.time
+    data, now, counted = settings.data, time.time, ledger or Ledger()
     registry = Registry(database, blobs, now=now)
     planning = Planning(database, registry, now=now)
     content_keys = load_or_make_content_keys(data / "keys" / "content.key")
@@ -247,7 +263,10 @@ def _assemble(
     )
 
     def hear(said: list[tuple[str, messages.Message]]) -> None:
+        began = time.perf_counter()
         taken = devices.hear(said)
+        delivery.keep(taken.kept)
+        metrics.heard(counted, taken, time.perf_counter() - began)
         if taken.superseded:
             revocations.publish()
         for device in taken.intruders:
@@ -278,7 +297,7 @@ def _assemble(
         manifest = releasing.find(release)
         return manifest is not None and device_class in manifest.plans
 
-    rollouts = Rollouts(database, director, now=now, announce=announce, fits=fits)
+    rollouts = Rollouts(database, director, now=now, announce=announce, fits=fits, evidences=of_members)
     delivery = Delivery(
         Sources(
             metadata=repository.read,
@@ -321,6 +340,10 @@ def _assemble(
             database, registry, releasing, repository, content_keys,
             offload_releases=data / OFFLOAD / "releases", now=now,
         ),
+        listing=Listing(database, stale_after_s=settings.stale_after_s, now=now),
+        fleet=Fleet(database, stale_after_s=settings.stale_after_s, now=now),
+        rolling=Rolling(database, now=now),
+        bundles=Bundles(database, delivery.ask, now=now),
         replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=rollouts.make, now=now),
     )  # fmt: skip
     return controller, delivery, revocations
@@ -343,7 +366,7 @@ def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, st
 
 def _mqtt(
     settings: Settings, authority: Authority, delivery: Delivery, place: Place, lease: Lease, stack: ExitStack
-) -> None:
+) -> Session:
     """Our own session, and the workers behind it. Who holds the lease hears what the broker retains."""
     session = Session(
         *settings.broker_address,
@@ -372,6 +395,7 @@ def _mqtt(
 
     stack.callback(lease.release)
     lease.keep(lead)
+    return session
 
 
 def _told_of_revocations(settings: Settings, revocations: Revocations, stack: ExitStack) -> None:
@@ -409,14 +433,18 @@ def _api(
     credentials: Credentials,
     listener: socket.socket,
     heavy: Heavy,
+    ledger: Ledger,
+    reading: metrics.Reading,
     stack: ExitStack,
     ending: threading.Event,
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
     gate, operators_ca = open_gate(settings.data, controller.database, authority, first=not settings.join)
-    ledger = Ledger()
     if settings.metrics is not None:
-        scraped = metrics_server(settings.metrics, lambda: metrics_response(metrics.series(ledger, controller.devices)))
+        scraped = metrics_server(
+            settings.metrics,
+            lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, reading)),
+        )
         stack.callback(scraped.stop)
         scraped.start()
         log.info("metrics at %s/metrics", scraped.url)
@@ -458,6 +486,7 @@ def _api(
 
     def end() -> None:
         server.should_exit = True
+        app.state.hub.stop_soon()  # pages that are open would hold the server
         thread.join(10)
 
     stack.callback(end)

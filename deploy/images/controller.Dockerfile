@@ -5,6 +5,15 @@
 # The base is pinned by its version. To pin what it is today, or to update: `docker pull python:3.13-slim-bookworm`, then
 # build with --build-arg PYTHON=python@sha256:... as `docker images --digests` shows it.
 ARG PYTHON=python:3.13-slim-bookworm
+ARG NODE=node:24-bookworm-slim
+
+# The dashboard's pages: made by Node.js, served by Python.
+FROM ${NODE} AS dashboard
+WORKDIR /src/dashboard
+COPY cloud_controller/dashboard/package.json cloud_controller/dashboard/package-lock.json ./
+RUN npm ci --no-audit --no-fund
+COPY cloud_controller/dashboard ./
+RUN npm run build
 
 FROM ${PYTHON} AS build
 WORKDIR /src
@@ -17,6 +26,7 @@ COPY cloud_controller cloud_controller
 COPY cli cli
 COPY device_profiles device_profiles
 COPY examples examples
+COPY --from=dashboard /src/edgesplit_controller/dashboard_assets cloud_controller/edgesplit_controller/dashboard_assets
 RUN python -m venv /opt/edgesplit \
  && /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[cli]"
 

@@ -23,10 +23,18 @@ from edgesplit_offload.waiting import Job
 log = logging.getLogger(__name__)
 
 SEEK_AGAIN_S = 1.0
+SILENT_S, SILENT_RUNS = 2.0, 4.0
+"""A process that says nothing for so long, and for so many of the longest runs, while requests wait for it, hangs..."""
+LEFT_ALONE_S = 30.0
+"""...and is not sought again for so long. The supervisor ends it some time later."""
 
 
 class _Lost(Exception):
     """The link broke before an answer came."""
+
+
+class _Silent(Exception):
+    """The other process hangs."""
 
 
 class _Line:
@@ -39,6 +47,8 @@ class _Line:
         self._lock = threading.Lock()
         self._numbers = count(1)
         self._waiting: dict[int, Job] | None = {}
+        self.heard_at = monotonic()
+        """When the other end said something."""
         threading.Thread(target=self._listen, name="hop", daemon=True).start()
 
     def ask(self, model: str, job: Job) -> int:
@@ -53,16 +63,24 @@ class _Line:
         self._link.send([(hop.Run(number, model, left_s, job.client, described), buffers)])
         return number  # one that could not be sent is told with the others, when the listening thread sees the end
 
-    def leave(self, number: int) -> None:
-        """Nobody waits for that one any more."""
+    def end(self) -> None:
+        """Whoever waits for it is told that it is lost."""
+        self._link.end()
+
+    def forget(self, number: int) -> bool:
+        """Whether that one was waited for until now, and is not any more."""
         with self._lock:
-            known = self._waiting is not None and self._waiting.pop(number, None) is not None
-        if known:
+            return self._waiting is not None and self._waiting.pop(number, None) is not None
+
+    def leave(self, number: int) -> None:
+        """Nobody waits for that one any more: the other end is told."""
+        if self.forget(number):
             self._link.send([(hop.Leave(number), ())])
 
     def _listen(self) -> None:
         try:
             for message, body in self._link.received():
+                self.heard_at = monotonic()
                 self._heard(message, body)
         except MalformedMessage as error:
             log.error("the process that gathers spoke nonsense: %s", error)
@@ -134,6 +152,12 @@ class Elsewhere:
             self._wait(line, line.ask(model, job), job)
         except _Lost:
             return False
+        except _Silent:
+            log.warning("the process that gathers %s says nothing: its requests run here for a while", kind[:12])
+            with self._lock:
+                self._ways[kind].seek_at = monotonic() + LEFT_ALONE_S
+            line.end()
+            return False
         if isinstance(job.error, _Lost | hop.Alone):
             if isinstance(job.error, hop.Alone):
                 self.here(kind)
@@ -146,11 +170,14 @@ class Elsewhere:
 
     @staticmethod
     def _wait(line: _Line, number: int, job: Job) -> None:
+        patient_s = max(SILENT_S, SILENT_RUNS * job.pace.seconds(job.pace.most))
         while not job.wake.acquire(timeout=patience_s(job)):
-            error = DeadlineExceeded(LATE) if monotonic() > job.end else LinkError(GONE) if job.is_gone() else None
-            if error is not None:
+            now = monotonic()
+            if now > job.end or job.is_gone():
                 line.leave(number)
-                raise error
+                raise DeadlineExceeded(LATE) if now > job.end else LinkError(GONE)
+            if now - max(job.arrived, line.heard_at) > patient_s and line.forget(number):
+                raise _Silent
 
     def _line(self, kind: str) -> _Line | None:
         with self._lock:

@@ -63,6 +63,23 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self.link, rtt_s=self.link.rtt_s + self.fixed_s)
 
 
+def alike(one: Measured, other: Measured) -> bool:
+    """Whether two plans made with these would differ by noise alone."""
+    pairs = [
+        (one.link.up_bytes_per_s, other.link.up_bytes_per_s),
+        (one.link.down_bytes_per_s, other.link.down_bytes_per_s),
+        (one.planned_link.rtt_s, other.planned_link.rtt_s),
+    ]
+    for mine, theirs in ((one.device, other.device), (one.remote, other.remote)):
+        if [group.layers for group in mine] != [group.layers for group in theirs]:
+            return False
+        pairs += [(here.seconds, there.seconds) for here, there in zip(mine, theirs, strict=True)]
+    if [sent.tensors for sent in one.sent] != [sent.tensors for sent in other.sent]:
+        return False
+    pairs += [(here.bytes, there.bytes) for here, there in zip(one.sent, other.sent, strict=True)]
+    return all(min(pair) * (1.0 + NOISE) >= max(pair) for pair in pairs)
+
+
 def as_measured(costs: Costs, seen: Measured) -> Costs:
     """The costs with what was measured in place of what was believed: device seconds and joules, remote seconds."""
     device, remote = costs.tiers[0], costs.tiers[-1]

@@ -7,6 +7,10 @@ bytes. `{device}` is the certificate's name: the broker lets a device write and 
     edgesplit/v1/{device}/desired     controller -> device   QoS 1, retained   release.Signed over release.Statement
     edgesplit/v1/{device}/reported    device -> controller   QoS 1, retained   Reported
     edgesplit/v1/{device}/telemetry   device -> controller   QoS 0             Telemetry
+    edgesplit/v1/{device}/late        device -> controller   QoS 1             Late: telemetry that could not be sent
+    edgesplit/v1/{device}/kept        controller -> device   QoS 0             Kept: what needs not be sent again
+    edgesplit/v1/{device}/job         controller -> device   QoS 1             Job: something to be told of
+    edgesplit/v1/{device}/bundle      device -> controller   QoS 1             BundlePiece or JobRefused
     edgesplit/v1/{device}/fetch       device -> controller   QoS 0             FetchMetadata or FetchChunks
     edgesplit/v1/{device}/fetched     controller -> device   QoS 0             Fetched (answer to FetchMetadata)
     edgesplit/v1/chunk/{sha256}       controller -> all      QoS 0             the chunk's bytes
@@ -22,15 +26,14 @@ from msgspec import Meta
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
+from edgesplit.measured import Amount, BoardSeen, Count, Moment, Queue, ReleaseHealth, StoreSeen
 from edgesplit.settled import settle
 
 ROOT = "edgesplit/v1"
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-"""A number that every database and every JSON reader holds exactly."""
-Amount = Annotated[float, Meta(ge=0, le=1e15)]
-"""Finite: a NaN or an infinity is no measurement, and no JSON."""
 Place = Annotated[int, Meta(ge=0, lt=64)]
-Kind = Literal["birth", "desired", "reported", "telemetry", "fetch", "fetched"]
+Kind = Literal[
+    "birth", "desired", "reported", "telemetry", "fetch", "fetched", "late", "kept", "job", "bundle"
+]  # fmt: skip
 
 
 def topic(device: str, kind: Kind) -> str:
@@ -107,6 +110,8 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """Why the newest statement is not obeyed."""
     kept: tuple[ModelState, ...] = ()
     """Of a gateway: what it keeps for the devices behind it; here are those that are `staged`."""
+    number: Count = 0
+    """Of this report in its session, growing: an earlier one that comes later changes nothing."""
 
 
 class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
@@ -178,6 +183,7 @@ class PowerSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speed: Annotated[float, Meta(ge=0, le=1)] | None = None
     """What the processor's clock may reach now, as a part of what it could."""
     under_voltage: bool = False
+    under_voltage_since_boot: bool = False
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
@@ -185,6 +191,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
 
     session: Count
     sequence: Count
+    """Of this message in its session, from 0 and without gaps, whether it could be sent or not."""
     emulated: bool
     up_bytes_per_s: Amount
     rtt_s: Amount
@@ -193,6 +200,64 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
     down_bytes_per_s: Amount = 0.0
     """0: not told."""
     power: PowerSeen | None = None
+    moment: Moment | None = None
+    """When it was measured."""
+    agent: Annotated[str, Meta(max_length=40)] = ""
+    """The agent's version."""
+    statement: Count = 0
+    """Counter of the newest statement that is believed."""
+    statement_expires: Count = 0
+    """Unix seconds; 0: there is none."""
+    queue: Queue | None = None
+    board: BoardSeen | None = None
+    health: Annotated[tuple[ReleaseHealth, ...], Meta(max_length=64)] = ()
+    store: StoreSeen | None = None
+
+
+class Late(msgspec.Struct, frozen=True, kw_only=True, tag="late"):
+    """Telemetry that was measured while the link was gone, oldest first. Answered by `Kept`, and sent again without."""
+
+    number: Count
+    """Of this batch."""
+    sent: Moment
+    """By the same clocks as the messages in it: how long ago each was measured, whatever the first clock says."""
+    measured: Annotated[tuple[Telemetry, ...], Meta(min_length=1, max_length=256)]
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
+    """What the controller has stored: the device may forget it."""
+
+    late: Count | None = None
+    """The batch of that number."""
+    session: Count = 0
+    sequence: Count | None = None
+    """Telemetry of that session that came, up to this one."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
+    """Something to be told of. A closed list of kinds and bounds: nothing in it is run, loaded or opened."""
+
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    what: Literal["logs"]
+    most_bytes: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 524_288
+    """Of the answer, compressed."""
+
+
+class BundlePiece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
+    """A piece of a job's answer: gzip of one JSON object, in all `total` bytes with that SHA-256."""
+
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    offset: Annotated[int, Meta(ge=0, lt=1_048_576)]
+    total: Annotated[int, Meta(ge=1, le=1_048_576)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    data: Annotated[bytes, Meta(min_length=1, max_length=65_536)]
+
+
+class JobRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """Why there is no answer."""
+
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    why: Annotated[str, Meta(max_length=200)]
 
 
 class FetchMetadata(msgspec.Struct, frozen=True, tag="metadata"):
@@ -242,7 +307,10 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     data: bytes
 
 
-Message = Birth | Death | Reported | Telemetry | FetchMetadata | FetchChunks | Fetched
+Message = (
+    Birth | Death | Reported | Telemetry | Late | Kept | Job | BundlePiece | JobRefused
+    | FetchMetadata | FetchChunks | Fetched
+)  # fmt: skip
 T = TypeVar("T")
 
 

@@ -27,6 +27,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     """Of the fallback: timeout, refused, link, server. Without one: `device`, where the device's own part had failed
     and the cloud did it all."""
+    raced: str = ""
+    """The row by which the cloud was asked while the device worked too, as planned: whoever was first, nothing failed,
+    and nothing was switched. Empty where there was no such race."""
     hedged: bool = False
     """The device began to finish it while the cloud might still have answered."""
     stale: bool = False

@@ -19,6 +19,7 @@ import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from openapi_spec_validator import validate
 from schemathesis.checks import CHECKS
 
@@ -26,12 +27,15 @@ from access_world import Person, World
 from edgesplit_controller.api.app import ROUTERS
 from edgesplit_controller.api.declared import declared
 from edgesplit_controller.api.description import described_routers
+from edgesplit_controller.database import TelemetryRow
+from unit.registry_bench import a_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "openapi.json"
-EXAMPLES = int(os.environ.get("EDGESPLIT_OPENAPI_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("EDGESPLIT_OPENAPI_EXAMPLES", "3"))
 SEED = int(os.environ.get("EDGESPLIT_SEED", "6"))
 HELD_TO = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 HEAVY = {"/v1/plans", "/v1/models/{reference}/profile", "/v1/models/{reference}/costs"}
+KNOWN = {"name": "cam-1", "number": 1, "reference": "real@1", "profile": "raspberrypi4"}
 DESCRIPTION = described_routers(ROUTERS)
 
 
@@ -41,6 +45,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         world = World(tmp_path_factory.mktemp("openapi"), stack)
         world.device("cam-1", "doors", room="hall")
         world.device("cam-2", "lab")
+        assert world.call("POST", "/v1/models", a_model(), by=world.owner, query=b"name=real").status == 200
+        world.rollout(1, ["cam-1"])
+        world.rollout(2, ["cam-2"])
+        with world.database.write() as session:
+            session.add(TelemetryRow(device="cam-1", at=1.0, stored=1.0, session=1, sequence=0, content={"rtt_s": 1.0}))
         yield world
 
 
@@ -54,7 +63,8 @@ def test_the_description_is_valid() -> None:
     validate(DESCRIPTION)
     assert DESCRIPTION["openapi"].startswith("3.1.")
     there = {(method.upper(), path) for path, operations in DESCRIPTION["paths"].items() for method in operations}
-    assert there == {(one.method, one.path) for router in ROUTERS for one in declared(list(router.routes))}
+    every = {(one.method, one.path) for router in ROUTERS for one in declared(list(router.routes))}
+    assert there == {(method, path) for method, path in every if path.startswith("/v1/")}  # the rest are pages
     names = [one["operationId"] for operations in DESCRIPTION["paths"].values() for one in operations.values()]
     assert len(names) == len(set(names))
 
@@ -86,7 +96,7 @@ def held_to_its_description(world: World, by: Person | None, case: Any) -> None:
     case.validate_response(found, checks=[CHECKS.get_one(name) for name in HELD_TO])
 
 
-@pytest.mark.parametrize("who", ["owner", "viewer", "doors-operator", "doors-admin", "nobody"])
+@pytest.mark.parametrize("who", ["owner", "doors-operator", "nobody"])
 def test_the_api_does_what_its_description_says(world: World, who: str) -> None:
     """Each route, by each kind of caller."""
     known = {"owner": world.owner, "nobody": None}
@@ -102,8 +112,10 @@ def test_the_api_does_what_its_description_says(world: World, who: str) -> None:
             max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
-        @given(case=operation.as_strategy())
-        def tried(case: Any) -> None:
+        @given(case=operation.as_strategy(), known=st.booleans())
+        def tried(case: Any, known: bool) -> None:
+            if known and case.path_parameters:  # what is there, for half of them
+                case.path_parameters = {name: KNOWN.get(name, value) for name, value in case.path_parameters.items()}
             held_to_its_description(world, by, case)
 
         tried()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from access_world import HOST, OWNER_TOKEN, Clock, World
 from edgesplit_controller import bearer
 from edgesplit_controller.api.access import COOKIE
+from edgesplit_controller.bounds import BodyBounds
 from edgesplit_controller.gate import Gate
 from edgesplit_controller.operator_tables import BrowserSessionRow, LoginCodeRow, TokenRow
-from edgesplit_controller.peers import Peer
+from edgesplit_controller.peers import Peer, TellingPeers
 from edgesplit_controller.sessions import CODE_S, IDLE_S, LONGEST_S, csrf_token
 from edgesplit_controller.throttle import FREE
 
@@ -417,3 +422,78 @@ def test_one_gate_stands_before_everything(world: World) -> None:
     made = bearer.make("op")
     body, check = made.removeprefix("edgesplit_op_")[:43], made[-6:]
     assert len(made) == 62 and bearer.checksum(body) == check and bearer.make("op") != made
+
+
+# ---- connections that say little
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """uvicorn with our protocol before an application that answers; where it listens. A head has no time at all."""
+    monkeypatch.setattr("edgesplit_controller.peers.HEAD_S", 0.2)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while scope["type"] == "http" and (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    config = uvicorn.Config(app, http=TellingPeers, lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield listener.getsockname()
+    server.should_exit = True
+    thread.join(30)
+    listener.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nHost: x\r\nX: y"])
+def test_a_head_that_does_not_end_costs_its_connection(listening: tuple[str, int], sent: bytes) -> None:
+    """Nothing at all, a letter, half a header: hung up on. (Slow loris.)"""
+    with socket.create_connection(listening, timeout=60) as connection:
+        connection.sendall(sent)
+        assert connection.recv(1) == b""
+
+
+def test_a_head_without_end_is_not_kept(listening: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One header of megabytes: the connection is gone long before the time is up, and no answer was given."""
+    monkeypatch.setattr("edgesplit_controller.peers.HEAD_S", 3_600.0)
+    with socket.create_connection(listening, timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
+        with pytest.raises(OSError):
+            for _ in range(1_000):
+                connection.sendall(b"y" * 65_536)
+            assert connection.recv(1) == b""
+            raise OSError("it was closed with everything sent")
+    with socket.create_connection(listening, timeout=60) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n" + b"z" * 3_000_000)
+        assert connection.recv(12) == b"HTTP/1.1 200"  # bodies are another's business
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    """408, once the time is up; what comes in time, and what follows a whole body, is not concerned."""
+    statuses = []
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def told(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    async def at_once() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    scope = {"type": "http", "path": "/v1/enrol", "headers": [], "query_string": b""}
+    for receive in (never, at_once):
+        asyncio.run(BodyBounds(reads, default=10, by_suffix={}, patience_s=0.0)(scope, receive, told))
+    assert statuses == [408, 200]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
 
 from controller_world import Device, Up, enrolled
 from edgesplit.errors import EdgeError, TrustError, UsageError
@@ -18,6 +19,9 @@ from edgesplit.identity import enrolment_context
 from edgesplit.mqtt import Session
 from edgesplit_cli import credentials
 from edgesplit_cli.main import cli
+from edgesplit_controller.ca import Authority
+from edgesplit_controller.database import Database
+from edgesplit_controller.gatekeeping import open_gate
 
 
 @pytest.fixture(scope="module")
@@ -206,20 +210,21 @@ def test_the_log_tells_who_did_what_and_is_verified_anywhere(up: Up, edgectl: Ed
     assert owner not in "\n".join(lines) and "edgesplit_" not in "\n".join(lines)
 
 
-def test_the_owner_is_let_in_with_a_new_token_after_a_restart_without_the_file(tmp_path: Path) -> None:
-    """The data folder's owner is never locked out; a token from before there were operators goes on working."""
-    up = Up(tmp_path / "data")
-    up.data.mkdir()
-    (up.data / "operator.token").write_text("an-old-token-of-another-form\n")
-    assert up.start() == "ready"
-    assert up.call("GET", "/v1/devices")[0] == 200
-    up.end()
-    (up.data / "operator.token").unlink()
-    assert up.start() == "ready"
-    try:
-        assert up.call("GET", "/v1/devices")[0] == 200
-        assert up.call("GET", "/v1/devices", token="an-old-token-of-another-form")[0] == 401
-        assert (up.data / "operator.token").stat().st_mode & 0o777 == 0o600
-        assert (up.data / "keys" / "operators" / "ca.key").stat().st_mode & 0o777 == 0o600
-    finally:
-        up.end()
+def test_the_owner_is_let_in_by_what_lies_in_the_data_folder(tmp_path: Path) -> None:
+    """A token from before there were operators goes on working; without the file there is a new one, and the old one
+    is void; a further process changes nothing."""
+    database, authority = Database(f"sqlite:///{tmp_path / 'controller.db'}"), Authority(tmp_path / "keys")
+    file = tmp_path / "operator.token"
+    file.write_text("an-old-token-of-another-form\n")
+    gate, believed = open_gate(tmp_path, database, authority)
+    serial = x509.load_pem_x509_certificate((tmp_path / "keys" / "operator.pem").read_bytes()).serial_number
+    assert gate.operators.holding("an-old-token-of-another-form", serial)
+    file.unlink()
+    gate, _ = open_gate(tmp_path, database, authority)
+    further, _ = open_gate(tmp_path, database, authority, first=False)
+    for one in (gate, further):
+        assert one.operators.holding(file.read_text().strip(), serial)
+        assert not one.operators.holding("an-old-token-of-another-form", serial)
+    assert believed == tmp_path / "keys" / "operators" / "ca.pem" and believed.is_file()
+    assert {path.stat().st_mode & 0o777 for path in (file, believed.with_suffix(".key"))} == {0o600}
+    database.close()

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from access_world import HOST, Person, World
@@ -16,11 +15,13 @@ from edgesplit_controller.api.access import Door
 from edgesplit_controller.api.app import ROUTERS
 from edgesplit_controller.api.declared import Declared, declared, page
 from edgesplit_controller.callers import Role
-from edgesplit_controller.database import Deployment, Model, Release, TelemetryRow, record
-from edgesplit_controller.rollout.asked import PLAIN, terms_of
+from edgesplit_controller.database import TelemetryRow, record
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 OPEN = {
+    ("GET", "/"),
+    ("GET", "/favicon.svg"),
+    ("GET", "/assets/{name}"),
     ("GET", "/v1/health"),
     ("POST", "/v1/enrol"),
     ("POST", "/v1/renew"),
@@ -30,7 +31,6 @@ OPEN = {
 }
 """What lets in without an operator. A device's certificate, a claim or a login code is asked for inside."""
 OURS, THEIRS = "doors-cam", "lab-secret"
-PLAIN_TERMS = msgspec.to_builtins(terms_of(PLAIN, 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +136,10 @@ def test_what_is_of_other_groups_does_not_exist(world: World, people: dict[str, 
 def test_nothing_of_other_groups_is_in_any_answer(world: World, people: dict[str, Person]) -> None:
     """Every GET, for viewer, operator and admin of one group, where the other group's device has a deployment, events,
     telemetry and a claim: its name, its labels and its group are in no answer. A new route is tried as well."""
+    for number, devices in enumerate(([THEIRS], [OURS, THEIRS]), 1):
+        world.deployment(number, devices, targets=["group=lab", *devices])
     with world.database.write() as session:
-        shown: dict[str, Any] = {"layers": [], "inputs": [], "outputs": []}
-        session.add(Model(id=1, name="m", version=1, sha256="a", optimised_sha256="b", bytes=1, input_text="",
-                          bindings={}, shown=shown, created=1.0))  # fmt: skip
-        session.flush()
-        session.add(Release(digest="d" * 64, model_id=1, created=1.0, options={}))
-        session.flush()
-        for number, devices in enumerate(([THEIRS], [OURS, THEIRS]), 1):
-            session.add(Deployment(id=number, release="d" * 64, model="m@1", targets=["group=lab", *devices],
-                                   devices=devices, options={}, created=1.0))  # fmt: skip
-        session.add(TelemetryRow(device=THEIRS, at=1.0, content={"rtt_s": 1.0}))
+        session.add(TelemetryRow(device=THEIRS, at=1.0, stored=1.0, session=1, sequence=0, content={"rtt_s": 1.0}))
         for name in (OURS, THEIRS):
             record(session, 1.0, name, "device.born", name)
         record(session, 1.0, "operator", "deployment.made", "1", devices=[THEIRS])
@@ -171,28 +164,8 @@ def test_nothing_of_other_groups_is_in_any_answer(world: World, people: dict[str
 def test_a_rollout_that_concerns_others_does_not_exist(world: World, people: dict[str, Person]) -> None:
     """For who is of one group: not in the list, not by its number, not to be aborted; one of their own devices alone is
     there, with its devices, and is theirs to pause."""
-    from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
-
-    with world.database.write() as session:
-        session.merge(Release(digest="e" * 64, model_id=1, created=1.0, options={}))
-        session.flush()
-        for number, devices in ((11, [THEIRS]), (12, [OURS, THEIRS]), (13, [OURS])):
-            session.add(Deployment(id=number, release="e" * 64, model="m@1", targets=devices, devices=devices,
-                                   options={}, created=1.0))  # fmt: skip
-            session.flush()
-            session.add(RolloutRow(
-                id=number, model="m", release="e" * 64, terms=PLAIN_TERMS, state="paused", stage=0, approved=-1,
-                excused=-1, why="", outcome="", following=False, superseded_by=0, pace={}, who="operator",
-                created=1.0, began=1.0, ended=0.0, changed=1.0,
-            ))  # fmt: skip
-            session.flush()
-            session.add(RolloutStageRow(rollout=number, number=0, asked="100%", began=1.0))
-            for place, name in enumerate(devices):
-                session.add(RolloutDeviceRow(
-                    rollout=number, device=name, stage=0, position=place, state="queued", previous="", cause="",
-                    kind="", counter=0, told_at=0.0, ran_at=0.0, goes_back=False, sent_back=False, counts=True,
-                    unjudged=False,
-                ))  # fmt: skip
+    for number, devices in ((11, [THEIRS]), (12, [OURS, THEIRS]), (13, [OURS])):
+        world.rollout(number, devices)
     me = people["doors-operator"]
     assert [one["id"] for one in world.call("GET", "/v1/rollouts", by=me).json] == [13]
     assert [one["id"] for one in world.call("GET", "/v1/rollouts", by=people["viewer"]).json] == [11, 12, 13]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -210,6 +213,38 @@ def test_a_retry_does_not_wait_beyond_its_own_deadline() -> None:
         once.answer(("m", "1"), 0.01, work)
     release.set()
     thread.join(10)
+
+
+def test_an_answer_that_took_long_is_not_the_first_to_be_forgotten() -> None:
+    """Its retry comes after it ended: a slow answer was forgotten at once, and its retry answered anew."""
+    once: Once[str] = Once(entries=2)
+
+    def slow() -> str:
+        for number in range(3):
+            once.answer(("m", f"quick {number}"), 1.0, lambda: "quick")
+        return "slow"
+
+    assert once.answer(("m", "slow"), 1.0, slow) == "slow"
+    once.answer(("m", "one more"), 1.0, lambda: "quick")
+    assert once.answer(("m", "slow"), 1.0, lambda: "answered twice") == "slow"
+
+
+def test_a_failed_request_is_remembered_without_what_it_carried() -> None:
+    """Its retry hears the same error; its frame is not kept for as long as the error is."""
+    once: Once[int] = Once()
+    frame = np.zeros(3)
+    held = weakref.ref(frame)
+
+    def fails(carried: object) -> int:
+        raise InferenceFailed(f"gone: {carried}")
+
+    for _ in range(2):
+        with pytest.raises(InferenceFailed, match="gone"):
+            once.answer(("id",), 1.0, partial(fails, frame))
+    assert once.joined == 1
+    del frame
+    gc.collect()
+    assert held() is None
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -30,8 +30,11 @@ from agent_world import (
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, InferenceFailed, LinkError
 from edgesplit.plan import Row
 from edgesplit.remote import Remote
+from edgesplit.report import Report
 from edgesplit.wishes import Wishes
+from edgesplit_agent.choosing import Choice
 from edgesplit_agent.engine import Answer, Engine, Settings
+from edgesplit_agent.telemetry import Tally
 
 CUT = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
 LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
@@ -117,6 +120,38 @@ def test_a_hedge_that_the_device_wins_cancels_the_cloud_and_is_counted() -> None
         counts = engine.hedging
         assert (counts["hedges"], counts["by_choice"], counts["device_won"], counts["cancelled"]) == (1, 1, 1, 1)
         eventually("its connection is closed", lambda: not engine._cloud._remote._busy)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_race_that_the_device_wins_as_planned_is_no_fallback(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud was neither late nor gone: the device began when the plan for this request said so, and was first."""
+    slow = msgspec.structs.replace(CUT, remote_s=5.0)
+    with engine_with(LOCAL, slow) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        monkeypatch.setattr("edgesplit_agent.choosing.decide", lambda *_: Choice(slow, early_s=0.0, alone=alone))
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert (report.fallback, report.cause, report.hedged) == (False, "", True)
+        assert (report.row, report.raced) == (LOCAL.name, slow.name)
+
+
+def test_a_race_against_a_cloud_that_fails_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device would have been needed anyway."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        cloud.script = unavailable
+        monkeypatch.setattr("edgesplit_agent.choosing.decide", lambda *_: Choice(CUT, early_s=LONG_S))
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert report.fallback and report.cause and not report.raced
+
+
+def test_whoever_wins_a_race_nothing_was_switched() -> None:
+    """Counted is what was decided otherwise, not who was first."""
+    tally = Tally()
+    local, cloud = Report(release="r", row="local", raced="cut-1"), Report(release="r", row="cut-1", raced="cut-1")
+    for report in (local, cloud, local, cloud):
+        tally.answered(report, {})
+    assert (tally.switches, tally.row) == (0, "local")
+    tally.answered(Report(release="r", row="cut-1"), {})
+    assert (tally.switches, tally.row) == (1, "cut-1")
 
 
 def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> None:

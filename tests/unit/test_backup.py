@@ -70,7 +70,10 @@ class Place:
                 public_key_sha256="", encryption_key=b"\0\xff", enrolled=1.0, revoked=None, counter=2**40,
                 statement=b"\1\2", last_seen=None, alive=True, birth={"a": 1}, reported=None, telemetry=None,
             ))  # fmt: skip
-            session.add_all(TelemetryRow(device="cam", at=float(at), content={"n": at}) for at in range(1_200))
+            session.add_all(
+                TelemetryRow(device="cam", at=float(at), stored=float(at), session=1, sequence=at, content={"n": at})
+                for at in range(1_200)
+            )
             record(session, 1.0, "operator", "did", "it", detail="x")
         database.close()
 

@@ -96,7 +96,8 @@ def test_a_dead_device_is_never_shown_alive(bench: Bench) -> None:
         (STALE_S + 1, birth(5), "stale"),  # the broker's retained copy revives nobody
         (0, messages.Death(4), "stale"),  # an older session's death says nothing of this one
         (0, telemetry(4), "stale"),
-        (0, telemetry(5), "online"),
+        (0, telemetry(5), "stale"),  # nor does a message that came before
+        (0, telemetry(5, 2), "online"),
         (0, messages.Death(5), "offline"),
         (0, birth(5), "offline"),
         (0, birth(6), "online"),
@@ -414,13 +415,16 @@ def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None
     from rich.console import Console
 
     from edgesplit_cli.commands.devices import device_table
-    from edgesplit_controller.shown import shown_device
+    from edgesplit_controller.listing import Listing
+    from edgesplit_controller.shown_device import shown_device
 
     bench.enrol()
     state = messages.ModelState("m", "", "a" * 64, "safe mode", "3 starts in a row were not found healthy")
     bench.hear(messages.Birth(5, 1.0, "1", "raspberrypi4", False, ""))
     bench.hear(messages.Reported(5, 7, (state,), "3 starts in a row were not found healthy", "it has expired"))
-    shown = shown_device(bench.devices.get("cam"), "online", [])
+    listing = Listing(bench.database, stale_after_s=STALE_S, now=lambda: bench.now)
+    device = bench.devices.get("cam")
+    shown = shown_device(device, "online", listing.of(device), bench.now)
     assert shown["safe_mode"] == "3 starts in a row were not found healthy" and shown["trouble"] == "it has expired"
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(device_table([shown]))

@@ -65,7 +65,8 @@ def test_a_healthy_release_passes() -> None:
 @pytest.mark.parametrize(
     ("change", "gate"),
     [
-        ({"latency_p95_s": 0.15}, "p95<150ms"), ({"failed": 1}, "errors<1%"), ({"fallbacks": 10}, "fallbacks<10%"),
+        ({"latency_p95_s": 0.15}, "p95<150ms"), ({"requests": 99, "failed": 1}, "errors<1%"),
+        ({"fallbacks": 10}, "fallbacks<10%"),
         ({"memory_bytes": 400_000_000}, "memory<400MB"), ({"celsius": 80.0}, "celsius<80"),
         ({"joules": 0.5}, "joules<0.5"), ({"drift": 0.01}, "drift<1%"), ({"golden_ok": False}, "golden"),
     ],
@@ -85,9 +86,15 @@ def test_golden_inputs_are_always_a_gate() -> None:
 def test_few_requests_condemn_nobody() -> None:
     """One failure among the first ten is no rate of ten per cent: it fails once no run of luck could save it."""
     gates = parse_gates(["errors<4%"], requests=50)
-    few = but(requests=10, failed=1)
+    few = but(requests=9, failed=1)
     assert judge(gates, few).state == "wait"
-    assert judge(gates, but(requests=10, failed=2)).state == "fail"  # 2 of 50 at best
+    assert judge(gates, but(requests=8, failed=2)).state == "fail"  # 2 of 50 at best
+
+
+def test_a_release_that_answers_nothing_is_condemned() -> None:
+    """Failures are evidence where there is no answer at all."""
+    nothing = but(requests=0, failed=60, latency_p95_s=None, joules=None)
+    assert judge(parse_gates(["errors<5%"]), nothing).state == "fail"
 
 
 def test_a_time_is_not_judged_by_few_requests() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from edgesplit.inputs import FRAME
 from edgesplit_partitioner.costs import CodecCost, TensorCost, check_costs
-from edgesplit_partitioner.measured_costs import MOST, Group, Measured, Sent, as_measured, bytes_sent
+from edgesplit_partitioner.measured_costs import MOST, Group, Measured, Sent, alike, as_measured, bytes_sent
 from replan_world import DEVICE_S, LINK, costs_of
 
 
@@ -74,6 +74,23 @@ def test_only_what_is_encoded_weighs_otherwise_than_believed() -> None:
     assert made.layers[1].writes["body.out"].bytes == 60_000
     assert made.layers[1].writes["body.out"].codecs["raw+zstd"].bytes == 45_000
     assert made.layers[2].writes["neck.out"].bytes == 12_000
+
+
+def test_what_differs_by_noise_is_alike() -> None:
+    """A twentieth here and there; a fifth of anything, or another slice, is not."""
+    one = Measured(link=LINK, device=(Group(("stem",), 0.1),), sent=(Sent(("x",), {}, True, 500.0),))
+    near = msgspec.structs.replace(one, device=(Group(("stem",), 0.105),), fixed_s=0.0005)
+    assert alike(one, one) and alike(one, near) and alike(near, one)
+    slower = msgspec.structs.replace(LINK, up_bytes_per_s=LINK.up_bytes_per_s / 1.2)
+    for other in (
+        msgspec.structs.replace(one, link=slower),
+        msgspec.structs.replace(one, device=(Group(("stem",), 0.12),)),
+        msgspec.structs.replace(one, device=(Group(("body",), 0.1),)),
+        msgspec.structs.replace(one, device=()),
+        msgspec.structs.replace(one, sent=(Sent(("x",), {}, True, 600.0),)),
+        msgspec.structs.replace(one, sent=()),
+    ):
+        assert not alike(one, other) and not alike(other, one)
 
 
 def test_what_was_measured_survives_the_database() -> None:

@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.database import Database, Device, Model
+from edgesplit_controller.database import Database, Device, Model, TelemetryRow
 from edgesplit_controller.schema import bring_up_to_date, known_tables
 
 
@@ -28,12 +28,14 @@ def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> 
 def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None:
     """What is in it stays, what it lacks is made, and it is at the newest step."""
     later = ("certificates", "floods", "behind", "gateways")
-    engine = an_old_one(database_url, *(f"DROP TABLE {name}" for name in later), AN_OLD_MODEL)
+    engine = an_old_one(database_url, *(f"DROP TABLE {name}" for name in later), AN_OLD_MODEL, OLD_TELEMETRY)
     engine.dispose()
     database = Database(database_url)
     with database.read() as session:
         kept = session.get(Model, 1)
         assert kept is not None and (kept.ref, kept.bytes) == ("digits@1", 20_000_000_000)
+        told = session.query(TelemetryRow).one()
+        assert (told.device, told.at, told.sequence, told.late, told.content) == ("cam", 2.5, 7, False, {"a": 1})
         assert set(later) <= set(inspect(session.get_bind()).get_table_names())
     database.close()
     Database(database_url).close()
@@ -88,6 +90,7 @@ def test_the_password_of_a_database_is_not_in_an_error() -> None:
     assert "secret" not in str(refused.value) and "127.0.0.1" in str(refused.value)
 
 
+OLD_TELEMETRY = """INSERT INTO telemetry (id, device, at, content) VALUES (7, 'cam', 2.5, '{"a": 1}')"""
 AN_OLD_MODEL = """
 INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings, shown, created)
 VALUES ('digits', 1, 'a', 'b', 20000000000, '', '{}', '{}', 1.5)

@@ -178,6 +178,17 @@ def test_a_link_that_breaks_costs_a_second_run_and_no_answer(pair: Pair) -> None
     assert pair.sought
 
 
+def test_a_process_that_hangs_holds_nobody_up_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped takes what it is sent and says nothing: requests run here, and it is left alone."""
+    monkeypatch.setattr("edgesplit_offload.elsewhere.SILENT_S", 0.0)
+    monkeypatch.setattr("edgesplit_offload.elsewhere.SILENT_RUNS", 0.0)
+    ours, theirs = socket.socketpair()
+    with theirs:  # whom nobody reads from
+        pair.elsewhere.there(pair.half(pair.first).kind, ours)
+        assert answered(ask(pair.first)) and answered(ask(pair.first))
+        assert not pair.sought
+
+
 def test_what_the_other_process_refuses_is_refused_with_its_reason(pair: Pair) -> None:
     """A full queue there is 503 with Retry-After here; a model that fails there is 500 with its words."""
     pair.link()

@@ -23,10 +23,10 @@ from edgesplit_cli.commands.plan import links_between
 from edgesplit_cli.demo.run import alone_on
 from edgesplit_cli.local_model import arrays_in
 from edgesplit_cli.main import main
-from edgesplit_cli.plot import label, labels, line_colours, shortened
 from edgesplit_cli.show import can_write
 from edgesplit_controller.registry import load_model
 from edgesplit_partitioner.build_costs import build_costs
+from edgesplit_partitioner.plan_picture import label, labels, line_colours, shortened
 from unit import onnx_models as tiny
 from unit.test_explain import chain_costs
 

@@ -74,6 +74,9 @@ def test_emulated_and_simulated_devices_never_speak_for_real_ones() -> None:
     assert {one.kind for one in alone} == {"emulated"} and len(alone) == 20
     assert sorted(one.device for one in mixed) == ["r1", "r2"]
     assert believed(alone, PLAN, LAYERS).basis == "emulated"
+    simulated = {f"sim{number}": real.tells(f"sim{number}", 8) for number in range(9)}
+    assert {one.kind for one in voices(PLAN, simulated)} == {"simulated"}
+    assert len(voices(PLAN, {**told, **simulated})) == 20
 
 
 def test_a_device_that_became_another_kind_is_heard_from_then_on() -> None:

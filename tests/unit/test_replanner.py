@@ -14,6 +14,7 @@ from edgesplit.errors import InfeasibleLimits, NotFound, UsageError
 from edgesplit.links import parse_link
 from edgesplit.messages import SliceSeconds, Telemetry, Window
 from edgesplit.release import Manifest
+from edgesplit_controller.callers import asks
 from edgesplit_controller.database import (
     Database,
     Deployment,
@@ -30,6 +31,7 @@ from edgesplit_controller.replan.policy import Policy, changed, effective
 from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.replan_tables import PolicyRow, ProposalRow
 from edgesplit_controller.rollout.engine import Made, Wanted
+from edgesplit_partitioner import load_costs
 from unit.test_recut_releasing import CLASS, Maker
 
 NAMES = ("one", "two", "three")
@@ -66,6 +68,7 @@ class World:
         self.now = 10_000.0
         self.model = self.maker.model
         self.rolled_out: list[Wanted] = []
+        self.told = 0
         self.replanner = Replanner(
             self.database,
             self.maker.releasing._registry,
@@ -135,8 +138,13 @@ class World:
                         session=1, sequence=1, emulated=emulated, up_bytes_per_s=link.up_bytes_per_s,
                         rtt_s=link.rtt_s, remote_ok=True, models=(window,),
                     )  # fmt: skip
-                    row_ = TelemetryRow(device=name, at=self.now, content=msgspec.to_builtins(told))
-                    session.add(row_)
+                    self.told += 1
+                    session.add(
+                        TelemetryRow(
+                            device=name, at=self.now, stored=self.now, session=1, sequence=self.told,
+                            content=msgspec.to_builtins(told),
+                        )
+                    )  # fmt: skip
 
     def open(self) -> list[dict[str, Any]]:
         return self.replanner.shown_proposals(open_only=True)
@@ -175,7 +183,11 @@ def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: World) -> No
     """Another cut of the release that the release key signed; the new one's seconds are the measured ones."""
     world.tell(40.0)
     world.replanner.look()
-    done = world.replanner.accept(world.open()[0]["id"], "ada")
+    asks("ada")
+    try:
+        done = world.replanner.accept(world.open()[0]["id"])
+    finally:
+        asks("operator")
 
     (wanted,) = world.rolled_out
     release, options = wanted.release, wanted.options
@@ -285,7 +297,7 @@ def test_a_forced_cut_is_the_operators(shelf: Shelf) -> None:
     world = World(shelf, partition="device")
     world.tell(40.0)
     world.replanner.look()
-    assert not world.replanner.units() and not world.open()
+    assert not world.replanner.looking.units() and not world.open()
 
 
 def test_what_a_newer_release_leaves_behind_is_superseded(world: World) -> None:
@@ -325,11 +337,59 @@ def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> No
     assert plan.earliest_cut and len(plan.rows) > 1 and all(row.device for row in plan.rows)
 
 
+def test_what_one_device_measured_is_a_costs_file(world: World) -> None:
+    """Its seconds, as they were at work, by whom and over how many requests; and why there is none."""
+    with pytest.raises(UsageError, match="has not told yet"):
+        world.replanner.measured_on("small", world.devices[0])
+    world.tell(40.0, names=("one",))
+    found = world.replanner.measured_on("small", world.devices[0])
+    costs = load_costs(found)
+    planned = world.maker.releasing.manifest(world.first).plans[CLASS].slice_s
+    assert sum(layer.seconds["device"] for layer in costs.layers) == pytest.approx(40 * sum(planned.values()))
+    assert costs.basis["device"] == f"measured: at work, on 1 of {CLASS}"
+    assert (found["where"], found["measured"]) == ("one", "measured") and found["requests"] == 90
+    assert sum(one["predicted_s"] for one in found["slices"]) == pytest.approx(sum(planned.values()))
+    with world.database.write() as session:
+        session.execute(delete(Desired).where(Desired.device == "two"))
+    with pytest.raises(UsageError, match="is not to run small@1"):
+        world.replanner.measured_on("small", next(one for one in world.devices if one.name == "two"))
+
+
+def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: World) -> None:
+    """Devices of other groups do not exist for them, nor do proposals that are about some."""
+    world.replanner.set_policy("small", ["roof"], {"least_devices": 1})
+    world.tell(40.0)
+    world.replanner.look()
+    roof, cellar = (world.replanner.within(frozenset({name})) for name in ("roof", "cellar"))
+    (mine,) = roof.shown_proposals()
+    assert mine["devices"] == ["three"] and [one["devices"] for one in roof.drift()] == [["three"]]
+    assert not cellar.shown_proposals() and not cellar.drift()
+    with pytest.raises(NotFound):
+        cellar.dismiss(mine["id"])
+    with pytest.raises(UsageError, match="groups of yours: cellar"):
+        cellar.set_policy("small", [], {"mode": "auto"})
+    with pytest.raises(NotFound):
+        cellar.set_policy("small", ["roof"], {"mode": "auto"})
+    assert "roof" not in {one["group"] for one in cellar.shown_policies()}
+    assert roof.set_policy("small", ["roof"], {"mode": "off"})
+    assert roof.dismiss(mine["id"])["state"] == "dismissed"
+
+
 def test_emulated_devices_are_marked(world: World) -> None:
     """What comes of them says so."""
     world.tell(40.0, emulated=True)
     world.replanner.look()
     assert world.open()[0]["basis"] == "emulated"
+
+
+def test_simulated_devices_are_marked(world: World) -> None:
+    """They say it at their birth."""
+    with world.database.write() as session:
+        for device in session.scalars(select(Device)):
+            device.birth = {"simulated": True}
+    world.tell(40.0)
+    world.replanner.look()
+    assert world.open()[0]["basis"] == "simulated"
 
 
 def test_a_policy_is_the_narrowest_that_was_set() -> None:

@@ -112,7 +112,7 @@ def test_what_devices_say_waits_for_no_writer(postgres: Postgres) -> None:
 
         def hear() -> None:
             with database.hear(["heard"]) as session:
-                session.add(TelemetryRow(device="heard", at=1.0, content={}))
+                session.add(TelemetryRow(device="heard", at=1.0, stored=1.0, session=1, sequence=0, content={}))
 
         in_threads(hear)
         assert len(writer.scalars(select(TelemetryRow)).all()) == 1
@@ -203,7 +203,8 @@ def test_a_database_that_was_restarted_is_found_again(postgres: Postgres) -> Non
 def test_numbers_that_are_none_become_null(database: Database) -> None:
     """Telemetry may hold them, and JSON knows none: what is kept can be read by everybody."""
     with database.write() as session:
-        session.add(TelemetryRow(device="cam", at=1.0, content={"nan": float("nan"), "inf": float("inf"), "nul": "\0"}))
+        odd = {"nan": float("nan"), "inf": float("inf"), "nul": "\0"}
+        session.add(TelemetryRow(device="cam", at=1.0, stored=1.0, session=1, sequence=0, content=odd))
     with database.read() as session:
         assert session.scalars(select(TelemetryRow.content)).one() == {"nan": None, "inf": None, "nul": "\0"}
 
@@ -229,7 +230,10 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: object) -> None:
         before = limit(session, 1)
     with pytest.raises(Unavailable, match=r"disk .* is full"), database.write() as session:
         session.add(a_device("cam"))
-        session.add_all([TelemetryRow(device="cam", at=1.0, content={"x": "y" * 3_000}) for _ in range(100)])
+        session.add_all(
+            TelemetryRow(device="cam", at=1.0, stored=1.0, session=1, sequence=number, content={"x": "y" * 3_000})
+            for number in range(100)
+        )
     with database.read() as session:
         assert session.get(Device, "cam") is None and limit(session, before + 1_000)
     with database.write() as session:

@@ -11,12 +11,11 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from edgesplit.errors import UsageError
+from edgesplit.errors import LinkError, UsageError
 from edgesplit_cli.api import Api
-from edgesplit_cli.show import can_write, console, json_option, ms, plain, print_json, rate, table
+from edgesplit_cli.show import can_write, console, json_option, ms, plain, print_json, rate, share, size, table
 from edgesplit_cli.timeline import means
 
-COPIED = "Give each its own: `edgectl device claim NAME`."
 STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
 
 
@@ -107,12 +106,25 @@ def _label(text: str) -> tuple[str, str]:
 @device.command("list")
 @json_option
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option("--group", default=None, help="Only devices of this group.")
+@click.option("--label", "labels", multiple=True, metavar="K=V", help="Only devices with this label; repeatable.")
+@click.option("--state", type=click.Choice(tuple(STATE_STYLE)), default=None, help="Only devices in this state.")
+@click.option("--condition", default=None, metavar="KIND", help="Only devices with this wrong (see `edgectl fleet`).")
 @click.pass_obj
-def list_devices(data: Path, as_json: bool, watch: bool) -> None:
+def list_devices(
+    data: Path,
+    as_json: bool,
+    watch: bool,
+    group: str | None,
+    labels: tuple[str, ...],
+    state: str | None,
+    condition: str | None,
+) -> None:
     """Who is online, what runs, which cut, how fast."""
     api = Api.of(data)
+    asked = {"group": group, "label": list(labels) or None, "state": state, "condition": condition}
     while True:
-        every = api.get("/v1/devices")
+        every = api.pages("/v1/devices", **asked)
         if as_json:
             print_json(every)
         else:
@@ -143,9 +155,8 @@ def show(data: Path, name: str, as_json: bool) -> None:
     out.print(Text.assemble((one["name"], "bold"), "  ", _state(one), f"  {one['device_class']}  {belongs}"))
     for label, value in (one.get("labels") or {}).items():
         out.print(f"  {label}={value}")
-    if copied := one.get("copied"):
-        told = f" (last seen {_ago(copied)}): was its card copied? {COPIED}"
-        out.print(Text.assemble(("two agents share this identity", "red"), told))
+    for condition in one.get("conditions") or []:
+        out.print(condition_line(condition))
     if flooded := one.get("flooded"):
         out.print(Text(_flood(one["name"], flooded), "red"))
     seen = f"last seen {_ago(one.get('last_seen'))}; session {one.get('session') or '-'}"
@@ -162,11 +173,16 @@ def show(data: Path, name: str, as_json: bool) -> None:
     for kept in one.get("kept") or []:
         here = "here" if kept["release"] else kept["state"]
         out.print(f"  keeps {kept['model']} {kept['wanted'][:16]} for devices behind it: {here} {kept['detail']}")
+    if heard := one.get("heard"):
+        out.print(heard_line(heard))
     if power := (one.get("telemetry") or {}).get("power"):
         out.print(Text(power_line(power), "red" if power.get("under_voltage") else ""))
-    for model in one.get("models") or []:
-        told = "" if model["release"] == model["wanted"] else f"; told to run {model['wanted'][:16]}"
-        out.print(f"  {model['model']}: {model['state']} {model['release'][:16] or 'nothing'}{told} {model['detail']}")
+    for line in model_lines(one):
+        out.print(line)
+    for health in one.get("health") or []:
+        out.print(health_line(health))
+    if (old := one.get("last_telemetry")) and not one.get("telemetry"):
+        out.print(Text(f"it measured nothing since {_ago(old.get('at'))}: what follows is not how it is now", "yellow"))
     out.print(
         table(
             ("model", "cut", *(">" + name for name in COLUMNS)),
@@ -181,6 +197,35 @@ def show(data: Path, name: str, as_json: bool) -> None:
             out.print(f"{window['model']}: where the time of the latest {requests} requests went (mean{emulated})")
             for line in means(window["phases"], requests):
                 out.print(line)
+
+
+@device.command("logs")
+@click.argument("name")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the bundle there.")
+@click.option("--wait", "wait_s", type=click.IntRange(1, 3_600), default=60, show_default=True, help="Seconds.")
+@json_option
+@click.pass_obj
+def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) -> None:
+    """Ask NAME for its recent log, versions and state, without secrets, and show them."""
+    if out is not None:
+        can_write(out)
+    api = Api.of(data)
+    asked = api.post(f"/v1/devices/{name}/logs")
+    until = time.monotonic() + wait_s
+    while (found := api.get(f"/v1/devices/{name}/logs/{asked['id']}"))["state"] in ("asked", "coming"):
+        if time.monotonic() >= until:
+            raise LinkError(f"{name} has not answered within {wait_s} s; `edgectl device show {name}` says how it is")
+        time.sleep(0.5)
+    if found["state"] != "here":
+        raise LinkError(f"{name} sent no logs: {found['why']}")
+    if out is not None:
+        out.write_text(json.dumps(found["content"], indent=1))
+        click.echo(f"{len(found['content'].get('log') or [])} lines of {name} and its state in {out}")
+    elif as_json:
+        print_json(found["content"])
+    else:
+        for line in log_lines(found["content"]):
+            console().print(line)
 
 
 @device.command()
@@ -273,7 +318,7 @@ def _windows(one: dict[str, Any]) -> list[tuple[str, ...]]:
             str(window["fallbacks"]),
             joules(window),
         )
-        for window in (one.get("telemetry") or {}).get("models", [])
+        for window in (one.get("telemetry") or one.get("last_telemetry") or {}).get("models", [])
     ]
 
 
@@ -281,6 +326,75 @@ def joules(window: dict[str, Any]) -> str:
     """Per answer, marked where no rail measured it."""
     basis = window.get("joules_basis")
     return f"{window['joules']:.3g}{' (predicted)' if basis == 'predicted' else ''}" if basis else "-"
+
+
+def log_lines(content: dict[str, Any]) -> list[str]:
+    """A bundle's log for people, oldest first; a line that is none of ours as it is."""
+    lines = [f"versions: {plain(content.get('versions'))}"]
+    for line in content.get("log") or []:
+        try:
+            one = plain(json.loads(line))
+            lines.append(f"{one['at']} {one['level'].upper()} {one['logger']}: {one['message']}")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            lines.append(str(plain(str(line))))
+    return lines
+
+
+def condition_line(condition: dict[str, Any]) -> Text:
+    """What is wrong, since when, and what to do about it."""
+    now = condition.get("current", True)
+    when = f"since {_ago(condition['since'])}" if now else f"when it was last heard (since {_ago(condition['since'])})"
+    told = f": {condition['text']}, {when}. {condition['do'][:1].upper()}{condition['do'][1:]}."
+    return Text.assemble((condition["kind"], "red" if now else "yellow"), told)
+
+
+def model_lines(one: dict[str, Any]) -> list[Text]:
+    """What it runs, what it shall run, and why that is not the same."""
+    reported = (one.get("facts") or {}).get("reported") or {}
+    models = {model["model"]: model for model in one.get("models") or []}
+    differences = {found["model"]: found for found in one.get("differences") or []}
+    lines = []
+    for name in sorted({*models, *differences}):
+        model, found = models.get(name, {}), differences.get(name, {})
+        runs = found.get("runs") or model.get("release") or ""
+        state = model.get("state", "unknown")
+        told: list[str | tuple[str, str]] = [
+            f"  {name}: ",
+            (state, "green" if state == "running" else "yellow"),
+            f" {runs[:16] or 'nothing'}",
+        ]
+        if model and not model.get("current", True):
+            told.append(f" (said {_ago(reported.get('at'))}: {model.get('last_state')})")
+        if found.get("reason") not in (None, "as wanted"):
+            why = f" ({found['why']})" if found.get("why") else ""
+            wanted = f"; shall run {found['wanted'][:16]}" if found["wanted"] not in ("", runs) else ""
+            told.append(f"{wanted}: {found['reason']}{why}")
+        lines.append(Text.assemble(*told))
+    return lines
+
+
+def health_line(health: dict[str, Any]) -> Text:
+    """How a release has done on it since it was activated: what the gates of a rollout judge."""
+    parts = [f"{health['requests']} requests", f"{health['failed']} failed", f"{health['fallbacks']} fallbacks"]
+    if (p95 := health.get("latency_p95_s")) is not None:
+        parts.append(f"p95 {ms(p95)} ms")
+    if (memory := health.get("memory_bytes")) is not None:
+        parts.append(f"{size(memory)} of memory")
+    if (drift := health.get("drift")) is not None:
+        top = {True: ", the same first place", False: ", another first place", None: ""}[health.get("top_agrees")]
+        parts.append(f"drift {share(drift)}{top}")
+    if health.get("golden_ok"):
+        parts.append("golden inputs answered")
+    told = f"  {health['model']} {health['release'][:12]} for {_long(health['since_s'])}: {', '.join(parts)}"
+    return Text(told, "" if health.get("current", True) else "yellow")
+
+
+def heard_line(heard: dict[str, Any]) -> str:
+    """The order of its messages, where it was not perfect."""
+    words = (("missing", "lost"), ("again", "twice"), ("earlier", "out of order"), ("older", "of older sessions"))
+    odd = [f"{heard[name]} {word}" for name, word in words if heard.get(name)]
+    late = f", {heard['late']} came late" if heard.get("late") else ""
+    return f"telemetry {max(0, heard['sequence'])} of session {heard['session']}; {', '.join(odd) or 'none lost'}{late}"
 
 
 def power_line(power: dict[str, Any]) -> str:
@@ -328,7 +442,18 @@ def _flood(name: str, flooded: dict[str, Any]) -> str:
 
 
 def _ago(seen: float | None) -> str:
+    return ago(seen, time.time())
+
+
+def ago(seen: float | None, now: float) -> str:
+    """How long ago, for people."""
     if not seen:
         return "never"
-    seconds = max(0.0, time.time() - seen)
-    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
+    return f"{_long(max(0.0, now - seen))} ago"
+
+
+def _long(seconds: float) -> str:
+    for unit, long_s in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2 * long_s:
+            return f"{seconds / long_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

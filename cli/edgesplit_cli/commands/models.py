@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -161,14 +161,19 @@ def show(data: Path, reference: str, as_json: bool) -> None:
 )
 @click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
-    "--on", "where", type=click.Choice(["local"]), default="local", help="Where to measure: the controller's machine."
+    "--on",
+    "where",
+    default="local",
+    metavar="local|DEVICE",
+    help="local: the controller's machine; a device: what it measured of the model at work, in the last day.",
 )
 @json_option
 @click.pass_obj
 def profile(
     data: Path, reference: str, samples: Path | None, device: str, lossless: bool, where: str, as_json: bool
 ) -> None:
-    """Measure a model on this machine: layer by layer, then whole the slices that plans choose.
+    """Measure a model: layer by layer on this machine, then whole the slices that plans choose; or see what a device
+    that runs it measured.
 
     With --json it is a costs file, which `edgectl plan` reads.
     """
@@ -180,6 +185,9 @@ def profile(
         measured = api.post(f"/v1/models/{reference}/profile", asked)
     if as_json:
         print_json(measured)
+        return
+    if where != "local":
+        _show_at_work(measured)
         return
     rows = [
         (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
@@ -202,15 +210,29 @@ def profile(
         console().print(table(CODEC_COLUMNS, map(_codec_row, measured["codecs"]), title="lossy codecs, zstd besides"))
 
 
+def _show_at_work(measured: dict[str, Any]) -> None:
+    """What a device measured, beside what its plan had predicted."""
+    basis = "" if measured["measured"] == "measured" else f" ({measured['measured']})"
+    title = f"{measured['model']} at work on {measured['where']}{basis}, {measured['requests']} requests"
+    rows = [
+        (_range(one["layers"]), str(len(one["layers"])), fine_ms(one["seconds"]), fine_ms(one["predicted_s"]))
+        for one in measured["slices"]
+    ]
+    console().print(table(("slice", ">layers", ">measured ms", ">planned ms"), rows, title=title))
+
+
+def _range(layers: Sequence[str]) -> str:
+    return layers[0] if layers[0] == layers[-1] else f"{layers[0]} to {layers[-1]}"
+
+
 def _fine(seconds: float) -> str:
     """Milliseconds with the digits that a layer of a small model needs."""
     return f"{1e3 * seconds:.3f}"
 
 
 def _slice_row(one: dict[str, Any]) -> tuple[str, ...]:
-    first, last = one["layers"][0], one["layers"][-1]
     times = _fine(one["median_s"]), _fine(one["p95_s"]), "-" if one["summed_s"] is None else _fine(one["summed_s"])
-    return (first if first == last else f"{first} to {last}", str(len(one["layers"])), *times)
+    return (_range(one["layers"]), str(len(one["layers"])), *times)
 
 
 def _codec_row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from edgesplit_cli.demo.story import DROPPED, KILLED, DemoDevice, Event
 from edgesplit_cli.demo.stream import Books, Sample
+from edgesplit_partitioner.plan_picture import GRID, INK, INSIDE, LOCAL, PAPER, REMOTE
 
-INK, PAPER, GRID = "#24292f", "#ffffff", "#d8dee4"
-LOCAL, INSIDE, REMOTE, FALLBACK = "#2f6f4f", "#b7791f", "#2b6cb0", "#c53030"
+FALLBACK = "#c53030"
 LABELS = {
     LOCAL: "all on the device",
     INSIDE: "cut inside the model",

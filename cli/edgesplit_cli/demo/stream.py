@@ -44,6 +44,8 @@ class Sample:
     after: str
     fallback: bool
     cause: str
+    raced: bool
+    """Device and cloud both worked on it, as planned."""
     late: bool
     latency_s: float
     """As the application felt it."""
@@ -129,6 +131,7 @@ def _sample(at_s: float, took_s: float, answer: Answer, frame: Frame) -> Sample:
         after=report.after,
         fallback=report.fallback,
         cause=report.cause,
+        raced=bool(report.raced),
         late=report.late,
         latency_s=took_s,
         agent_s=report.latency_s,

@@ -24,10 +24,10 @@ def quantile(values: list[float], part: float) -> float | None:
 
 
 def cuts_over_time(samples: list[Sample]) -> list[dict[str, Any]]:
-    """Each change of the row tried, with the moment."""
+    """Each change of the row tried, with the moment. Whoever wins a race, nothing was changed."""
     history: list[dict[str, Any]] = []
     for sample in samples:
-        if not history or history[-1]["row"] != sample.row:
+        if not history or (history[-1]["row"] != sample.row and not sample.raced):
             history.append({"at_s": round(sample.at_s, 2), "row": sample.row, "after": sample.after})
     return history
 
@@ -52,6 +52,7 @@ def device_summary(device: DemoDevice, books: Books) -> dict[str, Any]:
         "equal": sum(sample.equal for sample in samples),
         "accuracy": fmean(sample.correct for sample in samples) if samples else None,
         "fallbacks": sum(sample.fallback for sample in samples),
+        "raced": sum(sample.raced for sample in samples),
         "switches": sum(1 for _ in pairwise(cuts)),
         "cuts": cuts,
         "rows_used": sorted({sample.row for sample in samples}),
@@ -94,6 +95,7 @@ FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("sent up", lambda one: size(one["bytes_up"])),
     ("switches", lambda one: str(one["switches"])),
     ("fallbacks", lambda one: str(one["fallbacks"])),
+    ("races with the cloud, as planned", lambda one: str(one["raced"])),
     ("equal to the whole model", lambda one: f"{one['equal']} / {one['answered']}"),
     ("accuracy against the labels", lambda one: "-" if one["accuracy"] is None else f"{one['accuracy']:.1%}"),
     ("samples late for their profile", lambda one: str(one["late"])),
@@ -121,6 +123,7 @@ def problems(summary: Mapping[str, Any]) -> list[str]:
         if (
             set(one["rows_used"]) - {"local"}
             and not one["fallbacks"]
+            and not one["raced"]  # who races needs nobody to fall back from
             and summary["plans"].get(name, {}).get("best") != "local"
         ):
             found.append(f"{name}: no fallback although the offload server was away")

@@ -19,6 +19,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
+from edgesplit.seen import logs
 from edgesplit_controller.callers import OWNER as OPERATOR
 from edgesplit_controller.callers import Caller, Role, asks
 from edgesplit_controller.gate import Gate, Presented
@@ -88,6 +89,7 @@ class GuardedRoute(APIRoute):
                 request.state.caller = caller = await run_in_threadpool(gate.let_in, presented_by(request))
                 needs.check(caller)
                 asks(caller.operator)
+                logs.note(operator=caller.operator)
             await request.scope["edgesplit.audit"].asked(request.scope)
             return await handle(request)
 
@@ -112,6 +114,11 @@ def admin_routes(*, everywhere: bool = True) -> APIRouter:
 def open_routes(*, audited: bool = True) -> APIRouter:
     """Routes for everybody, or that find out themselves who calls."""
     return _routes(Needs(None, Door.OPEN, audited=audited))
+
+
+def page_routes() -> APIRouter:
+    """The dashboard's own files, below `/` itself: for everybody."""
+    return _routes(Needs(None, Door.OPEN, audited=False), prefix="")
 
 
 def caller_of(request: Request) -> Caller:
@@ -140,9 +147,9 @@ def presented_by(request: Request) -> Presented:
     )
 
 
-def _routes(needs: Needs) -> APIRouter:
+def _routes(needs: Needs, prefix: str = "/v1") -> APIRouter:
     guarded = type("GuardedRoute", (GuardedRoute,), {"needs": needs})
-    return APIRouter(prefix="/v1", route_class=guarded, generate_unique_id_function=lambda route: route.name)
+    return APIRouter(prefix=prefix, route_class=guarded, generate_unique_id_function=lambda route: route.name)
 
 
 def _door(certificate: bool) -> Door:

@@ -24,23 +24,31 @@ from edgesplit_controller.api import (
     deployments,
     devices,
     enrolment,
+    fleet,
     keys,
+    live,
     models,
     openapi,
     operators,
+    pages,
     profiles,
     replans,
     rollouts,
     sessions,
     telemetry,
+    views,
 )
 from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
 from edgesplit_controller.api.auditing import Audited
 from edgesplit_controller.api.hygiene import Hygiene
+from edgesplit_controller.api.named import NamedRequests
 from edgesplit_controller.api.work import Heavy
+from edgesplit_controller.assets import load_assets
 from edgesplit_controller.bounds import BodyBounds, RateLimit
+from edgesplit_controller.changes import Changes
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.gate import Gate
+from edgesplit_controller.live import Hub
 from edgesplit_controller.metrics import CountedRequests
 
 JSON_BYTES = 1_000_000
@@ -70,8 +78,14 @@ ROUTERS: tuple[APIRouter, ...] = (
     devices.operators,
     devices.certified,
     telemetry.viewers,
+    fleet.viewers,
+    fleet.operators,
+    views.viewers,
+    live.viewers,
+    pages.everybody,
     replans.viewers,
     replans.operators,
+    replans.operators_of_all,
 )
 
 
@@ -96,6 +110,8 @@ def create_app(
     app.state.controller, app.state.heavy, app.state.gate = controller, heavy, gate
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
+    changes = Changes(controller.database, stale_after_s=controller.devices.stale_after_s)
+    app.state.hub, app.state.assets = Hub(changes.begin, changes.read), load_assets()
     lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
     bounds = {
         "/v1/models": model_bytes,
@@ -106,6 +122,7 @@ def create_app(
     app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
     app.add_middleware(Audited)
     app.add_middleware(CountedRequests, ledger=ledger or Ledger())
+    app.add_middleware(NamedRequests)
     app.add_middleware(Hygiene, hosts=hosts)
     app.add_exception_handler(EdgeError, on_edge_error)
     app.add_exception_handler(RequestValidationError, on_invalid)

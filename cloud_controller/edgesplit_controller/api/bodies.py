@@ -25,7 +25,8 @@ class Body(BaseModel):
 class ProfileBody(Body):
     """Where to measure."""
 
-    on: str = "local"
+    on: str = Field(default="local", max_length=100)
+    """`local`, or a device that runs the model: what it measured at work in the last day."""
     codecs: bool = False
     """Also what every lossy codec does to the answers for the model's samples."""
     device: str = OWN_CLASS

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Query, Request, Response
 
+from edgesplit.errors import UsageError
 from edgesplit_controller.api.access import about, caller_of, operator_routes, viewer_routes
 from edgesplit_controller.api.bodies import ClaimBody, DescribeBody, LeadBody
 from edgesplit_controller.api.shapes import ClaimShape, Described, DeviceShape, DeviceState, Led, answers
 from edgesplit_controller.api.work import controller_of
 from edgesplit_controller.devices import ClaimWish
+from edgesplit_controller.listing import MOST, Asked
 
 viewers = viewer_routes()
 operators = operator_routes()
@@ -42,9 +44,36 @@ def lead(request: Request, body: LeadBody) -> dict[str, Any]:
 
 
 @viewers.get("/devices", responses=answers(list[DeviceShape]))
-def all_devices(request: Request) -> list[dict[str, Any]]:
-    """Every device and every open claim."""
-    return controller_of(request).all_devices()
+def all_devices(
+    request: Request,
+    response: Response,
+    limit: Annotated[int, Query(ge=1, le=MOST)] = MOST,
+    after: Annotated[str, Query(max_length=64)] = "",
+    group: Annotated[str | None, Query(max_length=63)] = None,
+    label: Annotated[list[str] | None, Query(max_length=16)] = None,
+    state: Annotated[str | None, Query(max_length=16)] = None,
+    like: Annotated[str, Query(max_length=64)] = "",
+    condition: Annotated[str | None, Query(max_length=40)] = None,
+    model: Annotated[str | None, Query(max_length=80)] = None,
+) -> list[dict[str, Any]]:
+    """Devices and open claims by name, a page at a time; where there are more, `Link: <…>; rel="next"` leads on."""
+    asked = Asked(limit, after, group, labels_of(label or []), state, like, None, condition, model)
+    page, last = controller_of(request).all_devices(asked)
+    if last:
+        onward = request.url.include_query_params(after=last)
+        response.headers["Link"] = f'<{onward.path}?{onward.query}>; rel="next"'
+    return page
+
+
+def labels_of(words: list[str]) -> dict[str, str]:
+    """`KEY=VALUE` each; UsageError for anything else."""
+    labels = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"label {word[:80]!r}: write it as KEY=VALUE")
+        labels[key] = value
+    return labels
 
 
 @viewers.get("/devices/{name}", responses=answers(DeviceShape))

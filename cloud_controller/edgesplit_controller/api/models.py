@@ -92,11 +92,10 @@ async def add_samples(request: Request, reference: str, body: SamplesBody) -> di
 
 @operators.post("/models/{reference}/profile", responses=answers(CostsShape))
 async def profile(request: Request, reference: str, body: ProfileBody | None = None) -> dict[str, Any]:
-    """Measure per layer, and if asked for per codec, on this machine."""
-    where = body.on if body else "local"
-    if where != "local":
-        raise UsageError(f"cannot measure on {where[:80]!r} yet: on=local measures on the controller's machine")
+    """Measure per layer, and if asked for per codec, on this machine; or what a device measured at work."""
     asked = body or ProfileBody()
+    if asked.on != "local":
+        return await heavily(request, controller_of(request).profile_at_work, reference, asked.on)
     return await heavily(request, controller_of(request).profile, reference, asked.codecs, asked.device)
 
 

@@ -136,6 +136,18 @@ class DeploymentShape(Shape):
     created: float
 
 
+class Drifted(Shape):
+    """What plans of a model assumed, and what was measured since."""
+
+
+class Proposal(Shape):
+    """Another table that was proposed, and what became of it."""
+
+
+class Policy(Shape):
+    """What may become of a model's plans by itself."""
+
+
 class ReleaseShape(Shape):
     """A signed release."""
 
@@ -251,6 +263,40 @@ class ProfileShape(Shape):
 
     name: str
     description: str
+
+
+class FleetShape(Shape):
+    """How many devices are how."""
+
+    at: float
+    devices: dict[str, int]
+    agents: list[dict[str, Any]]
+    classes: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    conditions: list[dict[str, Any]]
+    lately_s: float
+
+
+class HistoryShape(Shape):
+    """What a device told, added up; by model."""
+
+    device: str
+    span: str
+    buckets: dict[str, list[dict[str, Any]]]
+
+
+class BundleShape(Shape):
+    """A device's log bundle."""
+
+    id: str
+    device: str
+    who: str
+    asked: float
+    state: str
+    why: str
+    total: int
+    received: int
 
 
 class DeviceState(Shape):

@@ -33,6 +33,11 @@ class Heavy:
         # A daemon: at the end nothing waits for a plan, and what is half done is done again.
         threading.Thread(target=self._work, name="heavy", daemon=True).start()
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait, or run."""
+        return self._waiting
+
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run `work` when its turn comes; Busy when too many wait. Called on the event loop."""
         if self._waiting >= WAITING_HEAVY:

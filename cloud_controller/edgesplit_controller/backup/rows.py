@@ -131,8 +131,9 @@ def _fill(connection: Connection, lines: Iterator[bytes]) -> None:
     for line in lines:
         if line.startswith(b"{"):
             _keep(connection, header, batch)
-            header, batch = _decoded(line, TableLine), []
-            _clear(connection, header.table)
+            begun = _decoded(line, TableLine)
+            _clear(connection, begun.table)
+            header, batch = begun, []
             continue
         values = _decoded(line, list[Any])
         if header is None or len(values) != len(header.columns):

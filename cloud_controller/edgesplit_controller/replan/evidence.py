@@ -39,12 +39,11 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     remote_ok: bool
     models: tuple[Window, ...]
     down_bytes_per_s: float = 0.0
-    simulated: bool = False
 
     @property
     def kind(self) -> Kind:
         """Whose times these are."""
-        return "simulated" if self.simulated else "emulated" if self.emulated else "measured"
+        return "emulated" if self.emulated else "measured"
 
 
 def read(content: Mapping[str, Any]) -> Told | None:
@@ -100,15 +99,20 @@ class Voice:
         )
 
 
-def voice(device: str, told: Iterable[Told], model: str, release: str, plan: Plan) -> Voice | None:
-    """What a device says of its plan, in these messages (oldest first); None where it says nothing."""
-    moments, kind = [], None
+def voice(
+    device: str, told: Iterable[Told], model: str, release: str, plan: Plan, *, simulated: bool = False
+) -> Voice | None:
+    """What a device says of its plan, in these messages (oldest first); None where it says nothing. That a device is
+    simulated it says at its birth."""
+    moments: list[Moment] = []
+    kind: Kind | None = None
     for one in told:
         link = _link(one, plan.link)
         window = next((each for each in one.models if (each.model, each.release) == (model, release)), None)
         if link is None or window is None or not window.requests:
             continue
-        moments, kind = [*(moments if kind == one.kind else ()), Moment(one.at, link, window)], one.kind
+        is_of: Kind = "simulated" if simulated else one.kind
+        moments, kind = [*(moments if kind == is_of else ()), Moment(one.at, link, window)], is_of
     if kind is None:
         return None
     layers_s, sent, fixed_s = _crossing(moments, plan)

@@ -7,10 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgesplit.plan import Plan, Row
-from edgesplit_controller.database import Device, Model
+from edgesplit_controller.database import Model
+from edgesplit_controller.replan.evidence import Voice
 from edgesplit_controller.replan.policy import Policy
 from edgesplit_controller.replan.verdict import Verdict
 from edgesplit_partitioner.measured_costs import Measured
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device, as far as it matters here."""
+
+    name: str
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +32,17 @@ class Unit:
     release: str
     device_class: str
     policy: Policy
-    devices: tuple[Device, ...]
+    targets: tuple[Target, ...]
+
+    @property
+    def key(self) -> Key:
+        """Release, class, and the group of its policy: no two units share it."""
+        return self.release, self.device_class, self.policy.group
 
     @property
     def names(self) -> list[str]:
         """Of its devices."""
-        return sorted(device.name for device in self.devices)
+        return sorted(target.name for target in self.targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,7 @@ class Finding:
     """None: no device has told anything of it."""
     note: str
     """Why nothing can be said, or nothing can be done; empty where there is a verdict."""
+    voices: tuple[Voice, ...] = ()
     verdict: Verdict | None = None
     table: Plan | None = None
     """The other one."""

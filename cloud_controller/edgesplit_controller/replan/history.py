@@ -21,8 +21,8 @@ class History:
         """What that device told since then, oldest first; of very many messages some."""
         wanted = select(TelemetryRow.id).where(TelemetryRow.device == device, TelemetryRow.at >= since)
         with self._database.read() as session:
-            ids = session.scalars(wanted.order_by(TelemetryRow.id)).all()
+            ids = session.scalars(wanted.order_by(TelemetryRow.at)).all()
             step = max(1, -(-len(ids) // MOST_MESSAGES))
             chosen = ids[::-1][::step]
-            rows = session.scalars(select(TelemetryRow).where(TelemetryRow.id.in_(chosen)).order_by(TelemetryRow.id))
+            rows = session.scalars(select(TelemetryRow).where(TelemetryRow.id.in_(chosen)).order_by(TelemetryRow.at))
             return [told for row in rows if (told := read({"at": row.at, **row.content})) is not None]

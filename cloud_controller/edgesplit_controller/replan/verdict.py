@@ -20,7 +20,7 @@ from edgesplit_controller.replan.pricing import Table, bills, halves, saving
 BREAKS_LESS = 0.2
 """A table that breaks a limit in so much smaller a part of the moments is worth a move whatever it saves."""
 LONGEST_WAIT_S = 7 * 86_400.0
-LEAST_MOMENTS = 6
+LEAST_MOMENTS = 4
 """Windows that a device must have sent to have a voice."""
 
 

@@ -167,12 +167,22 @@ class Rollouts:
         more = False
         for number in numbers:
             try:
-                more |= self.step_one(number)
+                more |= self._is_due(number) and self.step_one(number)
             except EdgeError as error:
                 log.error("rollout %d does not go on just now: %s", number, error)
             except Exception:
                 log.exception("rollout %d does not go on just now", number)
         return more
+
+    def _is_due(self, number: int) -> bool:
+        """Whether a step would change anything: a fleet that only waits costs no write."""
+        with self._database.read() as session:
+            row = session.get(RolloutRow, number)
+            if row is None:
+                return False
+            rollout = store.rollout_of(row)
+            found = self._look(session, rollout, self._now())
+            return not found.is_empty or found.rollout != rollout
 
     def step_one(self, number: int) -> bool:
         """One step of one rollout; whether there is more to do at once."""
@@ -221,8 +231,8 @@ class Rollouts:
             log.warning("the database is older than what %d devices know: they are told anew", len(behind))
             self._announce(behind)
 
-    def _step(self, session: Session, row: RolloutRow, now: float) -> _Told:
-        rollout = store.rollout_of(row)
+    def _look(self, session: Session, rollout: Rollout, now: float) -> Step:
+        """What is to be done, by all that is known."""
         members = store.members_for_step(session, rollout)
         seen = store.seen(session, rollout, [member.name for member in members])
         running = [member for member in members if member.state != "queued" and _runs(seen[member.name], rollout)]
@@ -231,7 +241,11 @@ class Rollouts:
         def known(member: Member) -> Evidence:
             return evidences.get(member.name) or Evidence(model=rollout.model, release=rollout.release)
 
-        found = step(rollout, members, store.tallies(session, rollout.id), seen.__getitem__, known, now)
+        return step(rollout, members, store.tallies(session, rollout.id), seen.__getitem__, known, now)
+
+    def _step(self, session: Session, row: RolloutRow, now: float) -> _Told:
+        rollout = store.rollout_of(row)
+        found = self._look(session, rollout, now)
         if found.begins:
             for older in store.supersede(session, rollout):
                 record(session, now, "controller", "rollout.superseded_by", str(older), by=rollout.id)
@@ -247,7 +261,7 @@ class Rollouts:
         """Assign what the step says. A device whose statement cannot be made has failed, and holds up nobody."""
         rollout = found.rollout
         before = store.previous(session, rollout.model, found.tell)
-        _held = store.prefetch(session, rollout.model, [*found.tell, *found.take_back])
+        _held = store.prefetch(session, [*found.tell, *found.take_back])
         counters: dict[str, int] = {}
         refused: dict[str, str] = {}
         wanted = dict.fromkeys(found.tell, rollout.release)

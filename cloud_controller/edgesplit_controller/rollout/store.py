@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import case, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, load_only
 
-from edgesplit_controller.database import Desired, Device
+from edgesplit_controller.database import Deployment, Desired, Device
+from edgesplit_controller.director import AT_ONCE, batched
 from edgesplit_controller.rollout.states import (
     ENDED,
     ON_THE_WAY,
@@ -27,8 +28,6 @@ from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, Ro
 
 _KEPT = ("state", "stage", "approved", "excused", "why", "outcome", "following", "began", "ended")
 _OF_MEMBER = tuple(name for name in Member.__struct_fields__ if name != "name")
-_AT_ONCE = 500
-"""Names in one query: databases bound the number of parameters."""
 _Device = RolloutDeviceRow
 
 
@@ -189,15 +188,19 @@ def supersede(session: Session, rollout: Rollout) -> list[int]:
     return sorted(concerned)
 
 
-def prefetch(session: Session, model: str, names: Collection[str]) -> list[object]:
+def prefetch(session: Session, names: Collection[str]) -> list[object]:
     """Rows that telling these devices will ask for one by one; they stay known while the list is held. The devices are
     locked in the order of their names, as `Database.hear` does it: the two never wait for each other."""
     found: list[object] = []
+    deployments: set[int] = set()
     for some in _in_parts(sorted(names)):
         devices = select(Device).where(Device.name.in_(some)).order_by(Device.name)
         found += session.scalars(devices.with_for_update(key_share=True)).all()
-        found += session.scalars(select(Desired).where(Desired.device.in_(some), Desired.model == model)).all()
-    return found
+        wanted = session.scalars(select(Desired).where(Desired.device.in_(some))).all()
+        deployments |= {row.deployment for row in wanted}
+        found += wanted
+    options = select(Deployment).options(load_only(Deployment.options)).where(Deployment.id.in_(deployments))
+    return [*found, *session.scalars(options)]
 
 
 def last_sign(session: Session) -> float:
@@ -217,4 +220,4 @@ def shift_clocks(session: Session, seconds: float) -> None:
 
 
 def _in_parts(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (names[at : at + _AT_ONCE] for at in range(0, len(names), _AT_ONCE))
+    return batched(names, AT_ONCE)

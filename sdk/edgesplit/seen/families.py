@@ -217,6 +217,51 @@ CONTROLLER_DEVICES = Family(
     "edgesplit_controller_devices", "gauge", "Devices by state: online, stale, offline, claimed, revoked.", ("state",)
 )
 
+CONTROLLER_CONDITIONS = Family(
+    "edgesplit_controller_conditions",
+    "gauge",
+    "Devices with this wrong: under-voltage, throttled, low disk, clock wrong, failing release, copied, flooding, …",
+    ("kind",),
+)
+CONTROLLER_RUNNING = Family(
+    "edgesplit_controller_running",
+    "gauge",
+    "Devices that are online, by model and by what their release is in: running, trial, fetching, failed, …",
+    ("model", "state"),
+)
+CONTROLLER_MESSAGES = Family(
+    "edgesplit_controller_messages_total",
+    "counter",
+    "What devices said. outcome: new, again (it came twice), earlier (out of order), older session, revoked, unknown, "
+    "dropped (malformed, or more than a device may).",
+    ("kind", "outcome"),
+)
+CONTROLLER_LATE_S = Family(
+    "edgesplit_controller_late_telemetry_seconds",
+    "histogram",
+    "How long ago telemetry was measured that came late, because the device's link was gone.",
+    bounds=(1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0),
+)
+CONTROLLER_HEAR_S = Family(
+    "edgesplit_controller_hear_seconds", "histogram", "Time to take in a batch of what devices said."
+)
+CONTROLLER_WAITING = Family(
+    "edgesplit_controller_waiting",
+    "gauge",
+    "What waits for its turn now. queue: said (messages), asked (fetches), chunks, heavy (plans and deployments).",
+    ("queue",),
+)
+CONTROLLER_STATEMENT_S = Family(
+    "edgesplit_controller_database_statement_seconds",
+    "histogram",
+    "Time of the database's statements. kind: select, insert, update, delete, other.",
+    ("kind",),
+)
+CONTROLLER_UNROLLED = Family(
+    "edgesplit_controller_telemetry_not_added_up", "gauge", "Telemetry messages that minutes and hours lack still."
+)
+CONTROLLER_BROKER = Family("edgesplit_controller_broker_connected", "gauge", "1 while our broker session is there.")
+
 FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
 """All of them, in the order above."""
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -1,0 +1,217 @@
+import { describe, expect, test } from "vitest";
+import { has, narrowed, toggled, words } from "./filter";
+import { merged } from "./fleet";
+import { history, modelsOf, stacked } from "./history";
+import { consequences, shares, verbsFor } from "./rollout";
+import { EventReader, pauseBefore } from "./sse";
+import { byCause, byCut, byRelease, byState, sorted, traffic } from "./summary";
+import type { FleetRow, Rollout, Telemetry } from "./types";
+
+const row = (name: string, more: Partial<FleetRow> = {}): FleetRow => ({
+  name,
+  state: "online",
+  group: "doors",
+  labels: { site: "oslo" },
+  class: "raspberrypi4",
+  emulated: true,
+  simulated: false,
+  version: "0.1.0",
+  last_seen: 100,
+  models: [{ model: "people@1", release: "aaaa", wanted: "aaaa", state: "running", row: "cut-1", detail: "" }],
+  p95_s: 0.1,
+  requests: 10,
+  failed: 0,
+  fallbacks: 0,
+  remote_ok: true,
+  celsius: 50,
+  causes: [],
+  ...more,
+});
+
+describe("the filter", () => {
+  const fleet = [
+    row("cam-1"),
+    row("cam-2", { group: "roof", labels: { site: "turku", floor: "2" } }),
+    row("cam-3", { causes: [{ cause: "failed: out of memory", detail: "" }], models: [] }),
+  ];
+  const names = (text: string) => narrowed(fleet, text).map((one) => one.name);
+
+  test("every word must hold; a bare word is looked for in names, groups, classes and labels", () => {
+    expect(names("")).toEqual(["cam-1", "cam-2", "cam-3"]);
+    expect(names("OSLO cam-")).toEqual(["cam-1", "cam-3"]);
+    expect(names("group=roof site=turku floor=2")).toEqual(["cam-2"]);
+    expect(names("release=aa is=emulated")).toEqual(["cam-1", "cam-2"]);
+    expect(names("release=")).toEqual([]);
+    expect(names("constructor=1 toString")).toEqual([]);
+  });
+
+  test("a value with spaces is one word, and a word that is toggled twice is gone", () => {
+    const once = toggled("site=oslo", "cause", "failed: out of memory");
+    expect(words(once)).toEqual(["site=oslo", "cause=failed: out of memory"]);
+    expect(names(once)).toEqual(["cam-3"]);
+    expect(has(once, "cause", "failed: out of memory")).toBe(true);
+    expect(toggled(once, "cause", "failed: out of memory")).toBe("site=oslo");
+  });
+});
+
+describe("the fleet", () => {
+  test("changed rows take the places of their names, and who is not answered for is gone", () => {
+    const before = [row("a"), row("b"), row("c")];
+    const after = merged(before, ["b", "c", "d"], [row("d"), row("b", { state: "stale" })]);
+    expect(after.map((one) => `${one.name} ${one.state}`)).toEqual(["a online", "b stale", "d online"]);
+  });
+
+  test("is counted: releases that run and that come, cuts of who is online, causes once per device", () => {
+    const coming = { model: "people", release: "", wanted: "bbbb", state: "told", row: "", detail: "" };
+    const twice = { cause: "failed: x", detail: "" };
+    const fleet = [row("a"), row("b", { state: "stale" }), row("c", { models: [coming], causes: [twice, twice] })];
+    expect(byState(fleet)).toMatchObject({ online: 2, stale: 1, offline: 0 });
+    expect(byRelease(fleet)).toEqual([
+      { model: "people@1", release: "aaaa", running: 2, coming: 0 },
+      { model: "people", release: "bbbb", running: 0, coming: 1 },
+    ]);
+    expect(byCut(fleet)).toEqual([{ key: "cut-1", count: 1 }]);
+    expect(byCause(fleet)).toEqual([{ key: "failed: x", count: 1 }]);
+    expect(traffic(fleet)).toMatchObject({ requests: 20, reporting: 2, medianP95: 0.1 });
+    expect(traffic([]).medianP95).toBeNull();
+    expect(sorted(fleet, "state", true).map((one) => one.name)).toEqual(["b", "a", "c"]);
+  });
+});
+
+describe("server-sent events", () => {
+  test("are the same however the stream is cut", () => {
+    const text =
+      'event: device\ndata: {"subject":"a"}\n\n: comment\r\nevent: hello\r\ndata: {}\r\n\r\ndata: x\ndata: y\n\n';
+    const whole = new EventReader().push(text);
+    expect(whole).toEqual([
+      { kind: "device", data: '{"subject":"a"}' },
+      { kind: "hello", data: "{}" },
+      { kind: "message", data: "x\ny" },
+    ]);
+    for (let size = 1; size < 12; size++) {
+      const reader = new EventReader();
+      const pieces = text.match(new RegExp(`[^]{1,${size}}`, "g")) ?? [];
+      expect(pieces.flatMap((piece) => reader.push(piece))).toEqual(whole);
+    }
+  });
+
+  test("are asked for again after a pause that grows, is bounded and differs from page to page", () => {
+    expect([pauseBefore(1, 0), pauseBefore(1, 1)]).toEqual([1, 2]);
+    expect(pauseBefore(99, 1)).toBe(30);
+    expect(pauseBefore(0, 0)).toBe(0.5);
+  });
+});
+
+describe("a device's history", () => {
+  const told = (at: number, requests = 5): Telemetry => ({
+    at,
+    emulated: true,
+    up_bytes_per_s: 1e6,
+    rtt_s: 0.05,
+    remote_ok: true,
+    models: [
+      {
+        model: "m@1",
+        release: "a",
+        row: "local",
+        requests,
+        failed: 0,
+        fallbacks: 0,
+        switches: 0,
+        late: 0,
+        up_bytes: 0,
+        latency_p50_s: 0.1,
+        latency_p95_s: 0.2,
+        predicted_s: 0.1,
+        device_s: 0.1,
+        link_s: 0,
+        remote_s: 0,
+      },
+    ],
+  });
+
+  test("has a hole where the device was silent, and none where nobody asked it anything", () => {
+    const made = history([told(0), told(10), told(20), told(500), told(510, 0)], "m@1");
+    expect(made.at).toEqual([0, 10, 20, 30, 500, 510]);
+    expect(made.device).toEqual([0.1, 0.1, 0.1, null, 0.1, null]);
+    expect(made.requests).toEqual([5, 5, 5, null, 5, 0]);
+    expect(modelsOf([told(0)])).toEqual(["m@1"]);
+  });
+
+  test("is stacked part on part", () => {
+    expect(stacked([1, null, 3], [1, null, 1])).toEqual([
+      [1, null, 3],
+      [2, null, 4],
+    ]);
+  });
+});
+
+describe("a rollout", () => {
+  const rollout = (state: string, more: Partial<Rollout> = {}): Rollout => ({
+    id: 7,
+    state,
+    why: "",
+    waits_for: "",
+    model: "people@2",
+    release: "b".repeat(64),
+    targets: ["all"],
+    who: "operator",
+    created: 1,
+    began: 2,
+    ended: null,
+    following: false,
+    superseded_by: null,
+    stage: 1,
+    devices: 10,
+    states: { succeeded: 1, failed: 1, queued: 8 },
+    stages: [
+      {
+        number: 1,
+        asked: "2",
+        devices: 2,
+        began: 2,
+        states: {},
+        succeeded: 1,
+        failures: 1,
+        open: 0,
+        needs_approval: false,
+      },
+      {
+        number: 2,
+        asked: "100%",
+        devices: 8,
+        began: null,
+        states: {},
+        succeeded: 0,
+        failures: 0,
+        open: 8,
+        needs_approval: true,
+      },
+    ],
+    failures: [{ kind: "p95", count: 1, example: "", devices: ["a"] }],
+    terms: {},
+    ...more,
+  });
+
+  test("can be asked for what its state allows, and nothing else", () => {
+    expect(verbsFor(rollout("waiting"))).toEqual(["approve", "pause", "abort", "rollback"]);
+    expect(verbsFor(rollout("paused"))).toEqual(["resume", "abort", "rollback"]);
+    expect(verbsFor(rollout("scheduled", { began: null }))).toEqual(["pause", "abort"]);
+    expect(verbsFor(rollout("finished"))).toEqual(["rollback"]);
+    expect(verbsFor(rollout("rolled back"))).toEqual([]);
+  });
+
+  test("is never touched without saying whom it will touch", () => {
+    expect(consequences(rollout("waiting"), "approve")[0]).toContain("8 devices will be told");
+    expect(consequences(rollout("running"), "abort").join(" ")).toContain("8 devices keep what they run");
+    expect(consequences(rollout("running"), "rollback")[0]).toContain("2 devices that were told");
+  });
+
+  test("is drawn in the order in which devices pass through it", () => {
+    expect(shares({ queued: 2, fetching: 1, succeeded: 3 }).map((one) => one.title)).toEqual([
+      "succeeded",
+      "on the way",
+      "queued",
+    ]);
+  });
+});

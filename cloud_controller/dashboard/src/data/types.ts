@@ -1,0 +1,303 @@
+// What the controller answers, as far as the pages read it.
+
+export type State = "online" | "stale" | "offline" | "revoked" | "claimed";
+export type Role = "viewer" | "operator" | "admin";
+
+export interface Session {
+  operator: string;
+  role: Role;
+  groups: string[] | null;
+  csrf: string | null;
+}
+
+export interface Cause {
+  cause: string;
+  detail: string;
+}
+
+export interface FleetModel {
+  model: string;
+  release: string;
+  wanted: string;
+  state: string;
+  row: string;
+  detail: string;
+}
+
+export interface FleetRow {
+  name: string;
+  state: State;
+  group: string;
+  labels: Record<string, string>;
+  class: string;
+  emulated: boolean;
+  simulated: boolean;
+  version: string;
+  last_seen: number | null;
+  models: FleetModel[];
+  p95_s: number | null;
+  requests: number;
+  failed: number;
+  fallbacks: number;
+  remote_ok: boolean | null;
+  celsius: number | null;
+  causes: Cause[];
+}
+
+export interface Fleet {
+  now: number;
+  stale_after_s: number;
+  devices: FleetRow[];
+}
+
+export interface Window {
+  model: string;
+  release: string;
+  row: string;
+  requests: number;
+  failed: number;
+  fallbacks: number;
+  switches: number;
+  late: number;
+  up_bytes: number;
+  latency_p50_s: number;
+  latency_p95_s: number;
+  predicted_s: number;
+  device_s: number;
+  link_s: number;
+  remote_s: number;
+  joules?: number;
+  joules_basis?: string;
+  trouble?: string;
+}
+
+export interface PowerSeen {
+  mode?: string;
+  why?: string;
+  watts?: number | null;
+  watts_from?: string;
+  battery_percent?: number | null;
+  celsius?: number | null;
+  speed?: number | null;
+  under_voltage?: boolean;
+}
+
+export interface Telemetry {
+  at: number;
+  emulated: boolean;
+  up_bytes_per_s: number;
+  rtt_s: number;
+  remote_ok: boolean;
+  models: Window[];
+  power?: PowerSeen | null;
+}
+
+export interface ModelState {
+  model: string;
+  release: string;
+  wanted: string;
+  state: string;
+  /** What it said last, where that is not known to be so now. */
+  last_state?: string;
+  current?: boolean;
+  detail: string;
+}
+
+export interface Condition {
+  kind: string;
+  since: number;
+  text: string;
+  do: string;
+  current: boolean;
+}
+
+export interface Difference {
+  model: string;
+  wanted: string;
+  runs: string;
+  reason: string;
+  why: string;
+}
+
+export interface Bundle {
+  id: string;
+  who: string;
+  asked: number;
+  state: string;
+  why: string;
+  total: number;
+  received: number;
+}
+
+export interface Keys {
+  roles: { role: string; threshold?: number; expires?: string | number }[];
+  notices: string[];
+}
+
+export interface Device {
+  name: string;
+  state: State;
+  device_class: string;
+  group: string;
+  labels: Record<string, string>;
+  link: string;
+  copied?: number | null;
+  flooded?: { at: number; held_until: number; dropped: number } | null;
+  enrolled?: number;
+  expires?: number;
+  last_seen: number | null;
+  session: number | null;
+  emulated: boolean;
+  simulated?: boolean;
+  agent_version?: string | null;
+  counter?: number;
+  acted_upon?: number | null;
+  desired: { model: string; release: string; deployment: number }[];
+  models: ModelState[];
+  safe_mode?: string;
+  trouble?: string;
+  telemetry: Telemetry | null;
+  /** What it measured last, however long ago. */
+  last_telemetry?: Telemetry | null;
+  conditions?: Condition[];
+  differences?: Difference[];
+  gateway?: string | null;
+}
+
+export interface Link {
+  up_bytes_per_s: number;
+  down_bytes_per_s: number;
+  rtt_s: number;
+  name: string;
+}
+
+export interface CurveRow {
+  name: string;
+  after: string;
+  local: boolean;
+  codecs: string[];
+  compress: boolean;
+  loss: number;
+  up_bytes: number;
+  device_s: number;
+  link_s: number;
+  remote_s: number;
+  total_s: number;
+  line: number[];
+}
+
+export interface Curves {
+  model: string;
+  device_class: string;
+  objective: string;
+  unit: string;
+  basis: string;
+  fallback: string;
+  limits: Record<string, string>;
+  tiers: string[];
+  link: Link;
+  rtt_s: number;
+  up_bytes_per_s: number[];
+  best: string[];
+  rows: CurveRow[];
+  gain: { best: string; over_local: number | null; over_remote: number | null };
+}
+
+export interface DeviceCurves {
+  model: string;
+  release: string;
+  curves: Curves;
+  now: { up_bytes_per_s: number; rtt_s: number; row: string; seconds: number | null; at: number } | null;
+}
+
+export interface Model {
+  model: string;
+  name: string;
+  version: number;
+  bytes: number;
+  sha256: string;
+  input: string | null;
+  created_at: number;
+  layers: number | { name: string }[];
+  inputs?: { name: string; shape: unknown; dtype?: string }[];
+  outputs?: { name: string; shape: unknown; dtype?: string }[];
+  format?: string;
+}
+
+export interface ReleaseView {
+  release: string;
+  created: number;
+  devices: number;
+  encrypted: boolean;
+  recut_of: string;
+  slices: number;
+  bytes: number;
+  plans: Curves[];
+}
+
+export interface ModelView extends Model {
+  releases: ReleaseView[];
+}
+
+export interface Event {
+  id: number;
+  at: number;
+  who: string;
+  what: string;
+  subject: string;
+  detail: Record<string, unknown>;
+}
+
+export interface Stage {
+  number: number;
+  asked: string;
+  devices: number;
+  began: number | null;
+  states: Record<string, number>;
+  succeeded: number;
+  failures: number;
+  open: number;
+  needs_approval: boolean;
+}
+
+export interface Failure {
+  kind: string;
+  count: number;
+  example: string;
+  devices: string[];
+}
+
+export interface Rollout {
+  id: number;
+  state: string;
+  why: string;
+  waits_for: string;
+  model: string;
+  release: string;
+  targets: string[];
+  who: string;
+  created: number;
+  began: number | null;
+  ended: number | null;
+  following: boolean;
+  superseded_by: number | null;
+  stage: number;
+  devices: number;
+  states: Record<string, number>;
+  stages: Stage[];
+  failures: Failure[];
+  terms: Record<string, unknown>;
+}
+
+export interface RolloutDevice {
+  device: string;
+  position: number;
+  stage: number;
+  state: string;
+  cause: string;
+  kind: string;
+  previous: string | null;
+  told_at: number | null;
+  ran_at: number | null;
+  goes_back: boolean;
+}

@@ -1,0 +1,344 @@
+// The fleet on one page: how it is, what runs on it, what is wrong, and every device.
+
+import { useMemo, useState } from "preact/hooks";
+import { clock, useCell } from "../data/cell";
+import { has, narrowed, toggled } from "../data/filter";
+import { readFleetAgain, useFleet } from "../data/fleet";
+import {
+  byCause,
+  byCut,
+  byRelease,
+  byState,
+  type Column as Key,
+  STATES,
+  sorted,
+  type Tally,
+  traffic,
+} from "../data/summary";
+import type { FleetRow } from "../data/types";
+import { age, count, NONE, percent, plural, seconds, short } from "../format";
+import { Empty, Loading, Panel, Problem } from "../parts/notes";
+import { Origin, Status } from "../parts/status";
+import { type Column, VirtualTable } from "../parts/virtual";
+import { replaceQuery, route, to } from "../route";
+
+const CLAIM = "edgectl device claim cam-1 --class raspberrypi4 > cam-1.claim\nedgesplit-agent --claim cam-1.claim";
+
+export function FleetPage() {
+  const fleet = useFleet();
+  const { query } = useCell(route);
+  const filter = query.get("q") ?? "";
+  const [sort, setSort] = useState<{ column: Key; downwards: boolean }>({ column: "name", downwards: false });
+  const narrow = (next: string) => replaceQuery({ q: next });
+  const chosen = useMemo(() => narrowed(fleet.rows, filter), [fleet.rows, filter]);
+  const ordered = useMemo(() => sorted(chosen, sort.column, sort.downwards), [chosen, sort]);
+
+  if (!fleet.loaded) return fleet.error ? <Problem error={fleet.error} again={readFleetAgain} /> : <Loading />;
+  if (fleet.rows.length === 0)
+    return <Empty command={CLAIM}>No device has enrolled yet. Claim one, and start its agent:</Empty>;
+  const choose = (column: Key) =>
+    setSort({ column, downwards: sort.column === column ? !sort.downwards : column !== "name" });
+  return (
+    <>
+      <h1 class="hidden">Fleet</h1>
+      {fleet.error && <Problem error={fleet.error} again={readFleetAgain} />}
+      <States rows={fleet.rows} filter={filter} onFilter={narrow} />
+      <div class="panels three">
+        <Releases rows={fleet.rows} filter={filter} onFilter={narrow} />
+        <Cuts rows={fleet.rows} filter={filter} onFilter={narrow} />
+        <Trouble rows={fleet.rows} filter={filter} onFilter={narrow} />
+      </div>
+      <section aria-label="Devices">
+        <Search filter={filter} onFilter={narrow} shown={chosen.length} all={fleet.rows.length} />
+        {chosen.length === 0 ? (
+          <Empty>No device matches. Remove a word from the filter.</Empty>
+        ) : (
+          <VirtualTable
+            label="Devices"
+            rows={ordered}
+            columns={COLUMNS}
+            name={(row) => row.name}
+            href={(row) => to("devices", row.name)}
+            sort={sort}
+            onSort={choose}
+            template="5.5rem minmax(9rem, 1.5fr) minmax(4rem, 0.6fr) minmax(11.5rem, 1.1fr) minmax(9rem, 1.2fr) minmax(6rem, 1.7fr) 4.5rem 4.5rem 3.5rem 3.5rem"
+          />
+        )}
+      </section>
+    </>
+  );
+}
+
+interface Part {
+  rows: readonly FleetRow[];
+  filter: string;
+  onFilter: (next: string) => void;
+}
+
+function States({ rows, filter, onFilter }: Part) {
+  const counts = byState(rows);
+  const seen = traffic(rows);
+  const unreal = rows.filter((row) => row.emulated || row.simulated).length;
+  return (
+    <div class="strip">
+      <fieldset class="states">
+        <legend class="hidden">Devices by state</legend>
+        {STATES.filter((state) => counts[state] > 0 || state === "online").map((state) => (
+          <button
+            key={state}
+            type="button"
+            aria-pressed={has(filter, "state", state)}
+            onClick={() => onFilter(toggled(filter, "state", state))}
+          >
+            <b>{count(counts[state])}</b> <Status state={state} />
+          </button>
+        ))}
+        {unreal > 0 && (
+          <button
+            type="button"
+            class="unreal"
+            aria-pressed={has(filter, "is", "emulated")}
+            onClick={() => onFilter(toggled(filter, "is", unrealKind(rows)))}
+          >
+            <b>{count(unreal)}</b> <span class="mark">{unrealKind(rows)}</span>
+          </button>
+        )}
+      </fieldset>
+      <dl class="figures" title={`From the newest report of ${plural(seen.reporting, "device")} that served requests`}>
+        <div>
+          <dt>median p95</dt>
+          <dd>{seconds(seen.medianP95)}</dd>
+        </div>
+        <div>
+          <dt>requests</dt>
+          <dd>{count(seen.requests)}</dd>
+        </div>
+        <div>
+          <dt>fallbacks</dt>
+          <dd>{percent(seen.fallbacks, seen.requests)}</dd>
+        </div>
+        <div>
+          <dt>failed</dt>
+          <dd>{percent(seen.failed, seen.requests)}</dd>
+        </div>
+      </dl>
+    </div>
+  );
+}
+
+function unrealKind(rows: readonly FleetRow[]): string {
+  return rows.some((row) => row.simulated) ? "simulated" : "emulated";
+}
+
+function Releases({ rows, filter, onFilter }: Part) {
+  const releases = byRelease(rows);
+  const most = Math.max(1, ...releases.map((one) => one.running + one.coming));
+  return (
+    <Panel title="Releases">
+      {releases.length === 0 ? (
+        <Empty command="edgectl deploy MODEL --to all">Nothing is deployed.</Empty>
+      ) : (
+        <ul class="bars">
+          {releases.slice(0, 6).map((one) => (
+            <li key={one.model + one.release}>
+              <button
+                type="button"
+                aria-pressed={has(filter, "release", one.release)}
+                onClick={() => onFilter(toggled(filter, "release", one.release))}
+              >
+                <span class="what">
+                  {one.model} <code>{short(one.release)}</code>
+                </span>
+                <span class="many">
+                  {count(one.running)}
+                  {one.coming > 0 && <span class="faint"> +{count(one.coming)} coming</span>}
+                </span>
+                <Bar share={one.running / most} further={one.coming / most} />
+              </button>
+            </li>
+          ))}
+        </ul>
+      )}
+    </Panel>
+  );
+}
+
+function Cuts({ rows, filter, onFilter }: Part) {
+  return (
+    <Panel title="Cuts in use" note="devices online">
+      <Tallies
+        tallies={byCut(rows)}
+        name="cut"
+        filter={filter}
+        onFilter={onFilter}
+        none="No device has reported a cut."
+      />
+    </Panel>
+  );
+}
+
+function Trouble({ rows, filter, onFilter }: Part) {
+  return (
+    <Panel title="Trouble by cause">
+      <Tallies
+        tallies={byCause(rows)}
+        name="cause"
+        filter={filter}
+        onFilter={onFilter}
+        none="No device reports any."
+        bad
+      />
+    </Panel>
+  );
+}
+
+interface TalliesProps {
+  tallies: Tally[];
+  name: string;
+  filter: string;
+  onFilter: (next: string) => void;
+  none: string;
+  bad?: boolean;
+}
+
+function Tallies({ tallies, name, filter, onFilter, none, bad = false }: TalliesProps) {
+  if (tallies.length === 0) return <p class="none">{none}</p>;
+  const most = tallies[0]?.count ?? 1;
+  return (
+    <ul class="bars">
+      {tallies.slice(0, 6).map(({ key, count: many }) => (
+        <li key={key}>
+          <button
+            type="button"
+            aria-pressed={has(filter, name, key)}
+            onClick={() => onFilter(toggled(filter, name, key))}
+            title={key}
+          >
+            <span class="what">{key}</span>
+            <span class="many">{count(many)}</span>
+            <Bar share={many / most} bad={bad} />
+          </button>
+        </li>
+      ))}
+      {tallies.length > 6 && <li class="faint">and {tallies.length - 6} more</li>}
+    </ul>
+  );
+}
+
+function Bar({ share, further = 0, bad = false }: { share: number; further?: number; bad?: boolean }) {
+  return (
+    <span class={`bar${bad ? " bad" : ""}`} aria-hidden="true">
+      <span style={{ width: `${100 * share}%` }} />
+      {further > 0 && <span class="coming" style={{ width: `${100 * further}%` }} />}
+    </span>
+  );
+}
+
+function Search({
+  filter,
+  onFilter,
+  shown,
+  all,
+}: {
+  filter: string;
+  onFilter: (next: string) => void;
+  shown: number;
+  all: number;
+}) {
+  return (
+    <search class="search">
+      <label for="filter" class="hidden">
+        Filter devices
+      </label>
+      <input
+        id="filter"
+        type="search"
+        placeholder="name, group=… class=… state=… cut=… is=troubled or a label"
+        spellcheck={false}
+        autocomplete="off"
+        value={filter}
+        onInput={(event) => onFilter(event.currentTarget.value)}
+      />
+      <output for="filter">
+        {shown === all ? plural(all, "device") : `${count(shown)} of ${plural(all, "device")}`}
+      </output>
+    </search>
+  );
+}
+
+const COLUMNS: readonly Column<FleetRow, Key>[] = [
+  { key: "state", title: "State", sortable: true, cell: (row) => <Status state={row.state} /> },
+  {
+    key: "name",
+    title: "Device",
+    sortable: true,
+    cell: (row) => row.name,
+  },
+  { key: "group", title: "Group", sortable: true, cell: (row) => row.group || NONE },
+  { key: "class", title: "Class", sortable: true, cell: (row) => <ClassOf row={row} /> },
+  { key: "cut", title: "Model · cut", sortable: true, cell: (row) => <Serving row={row} /> },
+  { key: "cause" as Key, title: "Trouble", sortable: false, cell: (row) => <Causes row={row} /> },
+  { key: "p95", title: "p95", sortable: true, numeric: true, cell: (row) => <Old row={row}>{seconds(row.p95_s)}</Old> },
+  {
+    key: "fallbacks",
+    title: "Fallbacks",
+    sortable: true,
+    numeric: true,
+    cell: (row) => <Old row={row}>{count(row.fallbacks)}</Old>,
+  },
+  {
+    key: "failed",
+    title: "Failed",
+    sortable: true,
+    numeric: true,
+    cell: (row) => <Old row={row}>{count(row.failed)}</Old>,
+  },
+  { key: "seen", title: "Seen", sortable: true, numeric: true, cell: (row) => <Seen at={row.last_seen} /> },
+];
+
+function ClassOf({ row }: { row: FleetRow }) {
+  return (
+    <>
+      {row.class} <Origin emulated={row.emulated} simulated={row.simulated} />
+    </>
+  );
+}
+
+function Serving({ row }: { row: FleetRow }) {
+  const [first, ...rest] = row.models;
+  if (first === undefined) return <span class="faint">nothing</span>;
+  const steady = first.state === "running" && first.release === first.wanted;
+  return (
+    <>
+      {first.model} {steady ? <code>{first.row || short(first.release)}</code> : <Status state={first.state} />}
+      {rest.length > 0 && <span class="faint"> +{rest.length}</span>}
+    </>
+  );
+}
+
+function Causes({ row }: { row: FleetRow }) {
+  const first = row.causes[0];
+  if (first === undefined) return null;
+  return (
+    <span class="bad" title={row.causes.map((one) => `${one.cause} ${one.detail}`).join("\n")}>
+      {first.cause}
+    </span>
+  );
+}
+
+/** Figures of a device that is not online are its last: shown, but not as if they were of now. */
+function Old({ row, children }: { row: FleetRow; children: string }) {
+  if (row.requests === 0 && row.p95_s === null) return <span class="faint">{NONE}</span>;
+  return row.state === "online" ? (
+    <span>{children}</span>
+  ) : (
+    <span class="old" title="its last word, not of now">
+      {children}
+    </span>
+  );
+}
+
+function Seen({ at }: { at: number | null }) {
+  const now = useCell(clock);
+  return <>{age(at, now)}</>;
+}

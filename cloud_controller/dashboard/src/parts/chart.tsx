@@ -1,0 +1,251 @@
+// A chart in the page's colours, as wide as there is room. What it shows stands in words beside it: a picture alone is
+// nothing to who cannot see it.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+
+export type Colour = "device" | "link" | "remote" | "ink" | "faint" | "warn" | "cut1" | "cut2" | "cut3" | "cut4";
+
+export interface Line {
+  label: string;
+  colour: Colour;
+  values: (number | null)[];
+  /** What the legend says of a point, where that is not the drawn value. */
+  told?: (index: number) => string;
+  width?: number;
+  filled?: boolean;
+  dashed?: boolean;
+  scale?: string;
+  unlisted?: boolean;
+}
+
+export interface Axis {
+  format: (value: number) => string;
+  logarithmic?: boolean;
+  least?: number;
+  /** Shown with so much room above and below, instead of from nought. */
+  around?: number;
+}
+
+export interface ChartProps {
+  label: string;
+  x: number[];
+  lines: Line[];
+  xAxis: Axis & { time?: boolean };
+  yAxis: Axis;
+  /** A second axis at the right, for lines of scale `right`. */
+  rightAxis?: Axis;
+  height?: number;
+  point?: { x: number; y: number; label: string } | undefined;
+}
+
+export function Chart(props: ChartProps) {
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const drawn = useRef(props);
+  drawn.current = props;
+  const theme = useThemeChanges();
+  const shape = JSON.stringify([
+    props.lines.map((line) => [line.label, line.colour, line.width, line.filled, line.scale]),
+    props.xAxis.logarithmic,
+    props.yAxis.logarithmic,
+    props.rightAxis !== undefined,
+    theme,
+  ]);
+
+  // a chart is made anew where its shape changes
+  useEffect(() => {
+    const element = place.current;
+    if (element === null) return;
+    const made = new uPlot(options(drawn, element.clientWidth), data(drawn.current), element);
+    plot.current = made;
+    const watcher = new ResizeObserver(() => {
+      if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height: drawn.current.height ?? 180 });
+    });
+    watcher.observe(element);
+    return () => {
+      watcher.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [shape]);
+
+  useEffect(() => plot.current?.setData(data(props)), [props]);
+
+  return <div ref={place} class="chart" role="img" aria-label={props.label} />;
+}
+
+function data(props: ChartProps): uPlot.AlignedData {
+  return [props.x, ...props.lines.map((line) => line.values)];
+}
+
+function options(props: { current: ChartProps }, width: number): uPlot.Options {
+  const { lines, xAxis, yAxis, rightAxis, height } = props.current;
+  const ink = colour("faint");
+  const grid = { stroke: css("--grid"), width: 1 };
+  const font = `11px ${css("--font")}`;
+  const axis = (one: Axis): uPlot.Axis => ({
+    stroke: ink,
+    grid,
+    ticks: { show: false },
+    font,
+    size: 58,
+    ...(one.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
+    values: (_, values) => values.map((value) => (value === null ? "" : one.format(value))),
+  });
+  const scale = (one: Axis): uPlot.Scale =>
+    one.logarithmic
+      ? { distr: 3, range: (_, low, high) => [low / 1.15, high * 1.15] }
+      : { range: (_, low, high) => ranged(one, low, high) };
+  return {
+    width,
+    height: height ?? 180,
+    padding: [10, rightAxis === undefined ? 12 : 0, 0, 0],
+    legend: { live: true },
+    focus: { alpha: 1 },
+    cursor: { points: { size: 6 }, drag: { x: false, y: false } },
+    scales: {
+      x: {
+        time: xAxis.time === true,
+        range: (_, low, high) => [low, high],
+        ...(xAxis.logarithmic ? { distr: 3 as const } : {}),
+      },
+      y: scale(yAxis),
+      ...(rightAxis === undefined ? {} : { right: scale(rightAxis) }),
+    },
+    axes: [
+      {
+        stroke: ink,
+        grid: { show: false },
+        ticks: { show: true, stroke: css("--grid"), size: 4 },
+        font,
+        ...(xAxis.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
+        values: (_, values) => values.map((one) => (one === null ? "" : tick(one, values, xAxis))),
+      },
+      { ...axis(yAxis), scale: "y" },
+      ...(rightAxis === undefined
+        ? []
+        : [{ ...axis(rightAxis), side: 1 as const, scale: "right", grid: { show: false } }]),
+    ],
+    series: [
+      { label: xAxis.time ? "at" : "", value: (_, value) => (value === null ? "" : at(value, xAxis)) },
+      ...lines.map((line, place) => series(props, line, place)),
+    ],
+    hooks: {
+      draw: [(plot) => mark(plot, props.current.point)],
+      ready: [tellNewest],
+      setData: [tellNewest],
+      setCursor: [(plot) => (plot.cursor.left ?? -1) < 0 && tellNewest(plot)],
+    },
+  };
+}
+
+function series(props: { current: ChartProps }, line: Line, place: number): uPlot.Series {
+  const axis = line.scale === "right" && props.current.rightAxis ? props.current.rightAxis : props.current.yAxis;
+  return {
+    label: line.label,
+    scale: line.scale ?? "y",
+    stroke: colour(line.colour),
+    width: line.width ?? 1.5,
+    points: { show: line.values.length < 2, size: 4 },
+    ...(line.dashed ? { dash: [5, 4] } : {}),
+    ...(line.filled ? { fill: `${colour(line.colour)}${css("--fill")}` } : {}),
+    ...(line.unlisted ? { class: "unlisted" } : {}),
+    value: (_, value, __, index) => {
+      if (value === null || value === undefined || index === null) return "";
+      const told = props.current.lines[place]?.told;
+      return told ? told(index) : axis.format(value);
+    },
+  };
+}
+
+function at(value: number, axis: ChartProps["xAxis"]): string {
+  return axis.time ? new Date(value * 1000).toLocaleTimeString("en-GB") : axis.format(value);
+}
+
+/** While nobody points at a moment, the legend says the newest figures. */
+function tellNewest(plot: uPlot): void {
+  if (plot.data[0].length > 0) plot.setLegend({ idx: plot.data[0].length - 1 }, false);
+}
+
+/** One, two and five of each power of ten. */
+export function steps(low: number, high: number): number[] {
+  const found: number[] = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
+    for (const base of [1, 2, 5]) found.push(base * 10 ** power);
+  }
+  return found.filter((one) => one >= low && one <= high);
+}
+
+function tick(value: number, all: number[], axis: ChartProps["xAxis"]): string {
+  if (!axis.time) return axis.format(value);
+  const date = new Date(value * 1000);
+  const apart = (all[1] ?? value) - (all[0] ?? value);
+  const two = (part: number) => String(part).padStart(2, "0");
+  if (apart >= 86_400) return `${date.getDate()}.${date.getMonth() + 1}.`;
+  const minutes = `${two(date.getHours())}:${two(date.getMinutes())}`;
+  return apart > 0 && apart < 60 ? `${minutes}:${two(date.getSeconds())}` : minutes;
+}
+
+/** From nought, or from the least asked for, with a little air above; around what there is where a nought says
+ *  nothing. */
+function ranged(axis: Axis, low: number | null, high: number | null): [number, number] {
+  if (axis.around !== undefined && low !== null && high !== null) return [low - axis.around, high + axis.around];
+  const top = high === null || high <= 0 ? 1 : high * 1.08;
+  return [axis.least ?? Math.min(0, low ?? 0), top];
+}
+
+function mark(plot: uPlot, point: ChartProps["point"]): void {
+  if (point === undefined) return;
+  const [x, y] = [plot.valToPos(point.x, "x", true), plot.valToPos(point.y, "y", true)];
+  const { left, top, width, height } = plot.bbox;
+  if (x < left || x > left + width) return;
+  const held = Math.max(top, Math.min(top + height, y));
+  const [pen, scale] = [plot.ctx, devicePixelRatio];
+  pen.save();
+  pen.strokeStyle = colour("ink");
+  pen.fillStyle = css("--panel");
+  pen.lineWidth = scale;
+  pen.setLineDash([3 * scale, 3 * scale]);
+  pen.beginPath();
+  pen.moveTo(x, top);
+  pen.lineTo(x, top + height);
+  pen.stroke();
+  pen.setLineDash([]);
+  pen.lineWidth = 2 * scale;
+  pen.beginPath();
+  pen.arc(x, held, 5 * scale, 0, 2 * Math.PI);
+  pen.fill();
+  pen.stroke();
+  pen.fillStyle = colour("ink");
+  pen.font = `600 ${11 * scale}px ${css("--font")}`;
+  const right = x < left + width * 0.7;
+  pen.textAlign = right ? "left" : "right";
+  pen.fillText(point.label, x + (right ? 9 : -9) * scale, Math.max(held - 8 * scale, top + 11 * scale));
+  pen.restore();
+}
+
+function css(name: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function colour(name: Colour): string {
+  return css(`--${name}`);
+}
+
+/** A number that grows when the colours change. */
+function useThemeChanges(): number {
+  const [count, setCount] = useState(0);
+  useEffect(() => {
+    const changed = () => setCount((before) => before + 1);
+    const query = matchMedia("(prefers-color-scheme: dark)");
+    query.addEventListener("change", changed);
+    addEventListener("themechange", changed);
+    return () => {
+      query.removeEventListener("change", changed);
+      removeEventListener("themechange", changed);
+    };
+  }, []);
+  return count;
+}

@@ -1,0 +1,53 @@
+// States by shape and word, and only then by colour.
+
+const SHAPES: Record<string, { shape: string; tone: string }> = {
+  online: { shape: "●", tone: "good" },
+  stale: { shape: "◐", tone: "warn" },
+  offline: { shape: "○", tone: "bad" },
+  claimed: { shape: "◇", tone: "quiet" },
+  revoked: { shape: "⊘", tone: "quiet" },
+  running: { shape: "●", tone: "good" },
+  finished: { shape: "✓", tone: "good" },
+  succeeded: { shape: "✓", tone: "good" },
+  trial: { shape: "◔", tone: "warn" },
+  staged: { shape: "◔", tone: "busy" },
+  fetching: { shape: "↓", tone: "busy" },
+  told: { shape: "…", tone: "busy" },
+  queued: { shape: "·", tone: "quiet" },
+  scheduled: { shape: "◷", tone: "quiet" },
+  waiting: { shape: "‖", tone: "warn" },
+  paused: { shape: "‖", tone: "warn" },
+  aborting: { shape: "×", tone: "bad" },
+  aborted: { shape: "×", tone: "bad" },
+  failed: { shape: "×", tone: "bad" },
+  "timed out": { shape: "⌛", tone: "bad" },
+  "gone back": { shape: "↩", tone: "bad" },
+  "rolled back": { shape: "↩", tone: "bad" },
+  "rolling back": { shape: "↩", tone: "warn" },
+  "safe mode": { shape: "△", tone: "bad" },
+  unknown: { shape: "?", tone: "quiet" },
+  skipped: { shape: "–", tone: "quiet" },
+  superseded: { shape: "»", tone: "quiet" },
+};
+
+export function Status({ state }: { state: string }) {
+  const { shape, tone } = SHAPES[state] ?? { shape: "·", tone: "quiet" };
+  return (
+    <span class={`status ${tone}`}>
+      <span class="shape" aria-hidden="true">
+        {shape}
+      </span>
+      {state}
+    </span>
+  );
+}
+
+export function tone(state: string): string {
+  return SHAPES[state]?.tone ?? "quiet";
+}
+
+/** What is not a real device's says so wherever it is shown. */
+export function Origin({ emulated, simulated }: { emulated: boolean; simulated?: boolean | undefined }) {
+  if (simulated) return <span class="mark">simulated</span>;
+  return emulated ? <span class="mark">emulated</span> : null;
+}

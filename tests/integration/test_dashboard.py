@@ -1,0 +1,292 @@
+"""The dashboard in a real Chromium, over TLS, against a controller that runs."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from sqlalchemy import update
+
+from browser import DESKTOP, PHONE, Browser, chromium, needs_browser
+from dashboard_world import Dashboard
+from edgesplit_controller.database import Device
+from made_fleet import device_row, make_rollout
+
+MANY = 1_000
+HOSTILE = "<img src=x onerror=document.title='owned'>"
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """A controller with a thousand devices, which are made up."""
+    needs_browser()
+    folder = tmp_path_factory.mktemp("dashboard")
+    running = Dashboard.start(folder)
+    try:
+        running.fill(MANY, folder)
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def signed_in(dashboard: Dashboard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser that is signed in."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as browser:
+        dashboard.sign_in(browser)
+        yield browser
+
+
+@pytest.fixture
+def browser(dashboard: Dashboard, signed_in: Browser) -> Iterator[Browser]:
+    """The same, on the fleet's page, as large as a desktop's; whatever it asked for was the controller's, and the
+    console stayed silent."""
+    signed_in.size(*DESKTOP)
+    signed_in.open("about:blank")
+    signed_in.open(dashboard.page())
+    signed_in.one(".grid-row[data-index]")
+    yield signed_in
+    assert signed_in.hosts() == {urlsplit(dashboard.url).netloc}
+    assert signed_in.problems() == []
+
+
+def test_a_thousand_devices_are_shown_and_few_are_drawn(dashboard: Dashboard, browser: Browser) -> None:
+    """The table says how long it is, draws only what is in view, and reaches its end."""
+    assert browser.one("[role=grid]").get_attribute("aria-rowcount") == str(MANY + 2)
+    assert len(browser.all(".grid-row[data-index]")) < 60
+    browser.run("scrollTo(0, document.body.scrollHeight)")
+    browser.one(f".grid-row[data-index='{MANY}']")
+    assert len(browser.all(".grid-row[data-index]")) < 60
+
+
+def test_the_fleet_is_narrowed_by_typing_and_by_touching(dashboard: Dashboard, browser: Browser) -> None:
+    """A filter by group and by a label, and a cause that is pressed, leave the devices that it holds for."""
+    search = browser.one("#filter")
+    search.send_keys("group=doors site=oslo")
+    browser.wait("fewer devices", lambda: " of " in browser.text("output[for=filter]"))
+    browser.wait("only doors", lambda: _column(browser, "group") == {"doors"})
+    search.send_keys(Keys.CONTROL, "a")
+    search.send_keys(Keys.DELETE)
+    browser.one("section[aria-label='Trouble by cause'] button").click()
+    browser.wait("a cause in the filter", lambda: "cause=" in str(search.get_attribute("value")))
+    assert "cause" in browser.run("return decodeURIComponent(location.hash)")
+    browser.wait("troubled devices", lambda: all(_cells(browser, "cause")) and len(_cells(browser, "cause")) > 0)
+
+
+def test_a_change_is_shown_as_it_happens(dashboard: Dashboard, browser: Browser) -> None:
+    """A device that goes offline is shown so, without a word from the reader, whoever wrote it down."""
+    browser.shows("live", ".live")
+    name = dashboard.names[3]
+    browser.one("#filter").send_keys(name)
+    browser.wait("one row", lambda: _column(browser, "name") == {name})
+    with dashboard.database.write() as session:
+        session.execute(update(Device).where(Device.name == name).values(alive=False))
+    browser.shows("offline", ".grid-row[data-index='0'] .state")
+
+
+def test_a_script_for_a_name_stays_text(dashboard: Dashboard, browser: Browser) -> None:
+    """Names and details that came from outside are shown letter by letter, on the fleet's page and on their own."""
+    with dashboard.database.write() as session:
+        session.add(device_row("evil-1", trouble=("failed", HOSTILE), model=HOSTILE, release="0" * 64, group=HOSTILE))
+    browser.one("#filter").send_keys("evil-1")
+    browser.shows(HOSTILE, ".grid-row[data-index='0']")
+    browser.open(dashboard.page("devices", "evil-1"))
+    browser.shows(HOSTILE, "section[aria-label='Desired and reported']")
+    browser.open(dashboard.page("devices", HOSTILE))
+    browser.shows("no device", ".problem")
+    assert browser.driver.title != "owned" and browser.all("img") == []
+
+
+def test_a_devices_page_tells_where_its_time_goes(dashboard: Dashboard, browser: Browser) -> None:
+    """Charts of its reports, what it should run and runs, the plan and the point at which it is; all marked."""
+    browser.open(dashboard.page("devices", dashboard.names[0]))
+    browser.shows("Latency")
+    browser.wait("charts", lambda: len(browser.all(".chart canvas")) >= 5)
+    latency = browser.one("section[aria-label=Latency]")
+    assert "simulated" in latency.text and "device" in latency.text and "remote" in latency.text
+    assert dashboard.release[:8] in browser.text("section[aria-label='Desired and reported']")
+    assert "predicted" in browser.text(f"section[aria-label='Plan of {dashboard.model}']")
+    browser.shows("in use", f"section[aria-label='Plan of {dashboard.model}']")
+
+
+def test_a_silent_device_is_not_shown_as_if_it_spoke(dashboard: Dashboard, browser: Browser) -> None:
+    """Its figures are its last, and the page says since when."""
+    name = dashboard.names[5]
+    with dashboard.database.write() as session:
+        session.execute(update(Device).where(Device.name == name).values(last_seen=time.time() - 7_300, alive=True))
+    browser.open(dashboard.page("devices", name))
+    browser.shows("Silent for 2 h")
+    assert "stale" in browser.text(".head")
+    assert browser.all("dl.figures.old") != []
+
+
+def test_a_models_page_tells_the_plan_and_its_gain(dashboard: Dashboard, browser: Browser) -> None:
+    """Per device class: the table, its curves in words, the gain; and the picture that `plan --plot` draws."""
+    browser.open(dashboard.page("models", dashboard.model))
+    plan = "section[aria-label=raspberrypi4]"
+    browser.shows("over all on the device", plan)
+    assert "all on the device" in browser.text(f"{plan} table") and "best at the planned link" in browser.text(plan)
+    browser.one("summary").click()
+    drawn = "return document.querySelector('.picture img')?.naturalWidth > 100"
+    browser.wait("the picture", lambda: browser.run(drawn))
+
+
+def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, browser: Browser) -> None:
+    """Its stages and failures by cause are there; a button says what it will do before it does it, and Escape leaves
+    it undone; once confirmed, the controller acts on it."""
+    number = dashboard.deployment + 100
+    make_rollout(dashboard.database, number, dashboard.names[:40], model=dashboard.model, release=dashboard.release)
+    browser.open(dashboard.page("rollouts"))
+    browser.shows("waiting", "main")
+    browser.one(f"a[href='#/rollouts/{number}']").click()
+    browser.shows("needs approval", "section[aria-label=Stages]")
+    assert "100%" in browser.text("section[aria-label=Stages]")
+    browser.button("Approve the next stage").click()
+    browser.shows("16 devices will be told to run", "dialog")
+    _press(browser, Keys.ESCAPE)
+    browser.wait("no dialog", lambda: browser.all("dialog") == [])
+    assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "waiting"
+    browser.button("Abort").click()
+    browser.shows("36 devices keep what they run", "dialog")
+    browser.one("dialog button.danger").click()
+    browser.shows("aborted by operator", "main")
+    browser.wait("it ended", lambda: browser.text(".head .status") == "×aborted")
+    assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "aborted"
+
+
+def test_every_page_fits_a_phone(dashboard: Dashboard, browser: Browser) -> None:
+    """At 390 points nothing has to be scrolled sideways."""
+    browser.size(*PHONE)
+    pages = {
+        (): "devices",
+        ("devices", dashboard.names[0]): "Plan of",
+        ("models",): "people@",
+        ("models", dashboard.model): "planned for",
+        ("rollouts",): "Rollout",
+        ("events",): "deployment.made",
+        ("system",): "version",
+    }
+    for parts, text in pages.items():
+        browser.open(dashboard.page(*parts))
+        browser.shows(text, "main")
+        width = browser.run("return document.documentElement.scrollWidth")
+        assert width <= PHONE[0], (parts, width)
+
+
+def test_the_keyboard_reaches_everything(dashboard: Dashboard, browser: Browser) -> None:
+    """The first stop leads past the navigation; in the table arrows walk the rows, also those not drawn yet, and Enter
+    opens one. What has the focus can be seen."""
+    browser.open("about:blank")
+    browser.open(dashboard.page())
+    browser.one(".grid-row[data-index]")
+    _press(browser, Keys.TAB)
+    assert browser.run("return document.activeElement.innerText") == "Skip to the page"
+    _press(browser, Keys.ENTER)
+    assert browser.run("return document.activeElement.id") == "main"
+    browser.run("document.querySelector('.grid-row[data-index=\"0\"] a').focus()")
+    _press(browser, Keys.END)
+    last = str(int(browser.one("[role=grid]").get_attribute("aria-rowcount") or 0) - 2)
+    browser.wait("the last row", lambda: _focused_row(browser) == last)
+    _press(browser, Keys.ARROW_UP, Keys.HOME, Keys.ARROW_DOWN)
+    browser.wait("the second row", lambda: _focused_row(browser) == "1")
+    outline = browser.run("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    name = browser.run("return document.activeElement.innerText")
+    _press(browser, Keys.ENTER)
+    browser.shows(name, "h1")
+
+
+def test_colours_follow_the_system_until_they_are_chosen(dashboard: Dashboard, browser: Browser) -> None:
+    """Dark where the system is, light where it is; a choice stays over a new visit."""
+    browser.colours("dark")
+    dark = _background(browser)
+    browser.colours("light")
+    light = _background(browser)
+    assert dark != light
+    choice = browser.one(".theme select")
+    choice.send_keys("dark")
+    browser.wait("dark", lambda: _background(browser) == dark)
+    browser.open("about:blank")
+    browser.open(dashboard.page())
+    browser.one(".theme select")
+    assert _background(browser) == dark
+    browser.one(".theme select").send_keys("as the system")
+    browser.wait("light", lambda: _background(browser) == light)
+
+
+def test_a_page_that_lost_the_controller_says_so_and_comes_back(dashboard: Dashboard, browser: Browser) -> None:
+    """While the controller is dead the page says since when it is not live; once it runs again the page follows by
+    itself, and has read what it missed."""
+    browser.shows("live", ".live")
+    dashboard.up.end(signal.SIGKILL)
+    browser.shows("not live for", ".live")
+    name = dashboard.names[7]
+    with dashboard.database.write() as session:
+        session.execute(update(Device).where(Device.name == name).values(group="moved"))
+    assert dashboard.up.start() == "ready"
+    browser.wait("live again", lambda: browser.text(".live").endswith("●live"))
+    browser.one("#filter").send_keys(name)
+    browser.shows("moved", ".grid-row[data-index='0']")
+
+
+def test_many_tabs_share_one_stream(dashboard: Dashboard, browser: Browser) -> None:
+    """More tabs than a browser opens connections to a host: each is live, and still is when the first one is closed."""
+    first = browser.driver.current_window_handle
+    for _ in range(7):
+        browser.driver.switch_to.new_window("tab")
+        browser.open(dashboard.page("models"))
+        browser.shows("people@", "main")
+        browser.shows("●live", ".live")
+    browser.driver.switch_to.window(first)
+    browser.driver.close()
+    for tab in browser.driver.window_handles[1:]:
+        browser.driver.switch_to.window(tab)
+        browser.driver.close()
+    browser.driver.switch_to.window(browser.driver.window_handles[0])
+    browser.shows("●live", ".live")
+
+
+def test_a_login_code_works_once_and_signing_out_ends_the_session(dashboard: Dashboard, tmp_path: Path) -> None:
+    """The code is gone from the address, no second browser comes in by it, and after signing out none is in."""
+    with chromium(tmp_path) as browser:
+        code = dashboard.up.ok("POST", "/v1/session/codes")["code"]
+        browser.open(f"{dashboard.url}/#login={code}")
+        browser.shows("Sign out")
+        assert code not in browser.driver.current_url
+        browser.button("Sign out").click()
+        browser.shows("edgectl dashboard")
+        browser.one("#token").send_keys(code, Keys.ENTER)
+        browser.shows("unknown, used or expired", ".problem")
+        browser.open(dashboard.page("devices", dashboard.names[0]))
+        browser.shows("edgectl dashboard")
+
+
+def _cells(browser: Browser, column: str) -> list[str]:
+    """What the cells of one column say."""
+    found: list[str] = browser.run(
+        "return [...document.querySelectorAll('.grid-body .cell.' + arguments[0])].map(one => one.innerText)", column
+    )
+    return found
+
+
+def _column(browser: Browser, column: str) -> set[str]:
+    return set(_cells(browser, column))
+
+
+def _press(browser: Browser, *keys: str) -> None:
+    for key in keys:
+        ActionChains(browser.driver).send_keys(key).perform()
+
+
+def _focused_row(browser: Browser) -> str:
+    return str(browser.run("return document.activeElement.closest('[data-index]')?.dataset.index ?? ''"))
+
+
+def _background(browser: Browser) -> str:
+    return str(browser.run("return getComputedStyle(document.body).backgroundColor"))

@@ -1,0 +1,197 @@
+"""A fleet that exists on paper only: devices as a controller's database would hold them, all made up from a seed and
+marked as simulated. For pages that show fleets, and pictures of them; nothing here ran anywhere."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from edgesplit_controller.database import Database, Deployment, Desired, Device, TelemetryRow
+from edgesplit_controller.rollout.terms import Pace, Portion, Rate, Terms
+from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
+
+SESSION = 3
+CLASSES = ("raspberrypi4", "raspberrypi5", "jetson-nano", "coral")
+GROUPS = ("doors", "dock", "kiosks", "lab", "roof")
+SITES = ("oslo", "bergen", "turku", "gdansk")
+TROUBLES = (
+    ("failed", "chunk 3f9c0d1e2b4a59687 did not match its digest after 5 tries"),
+    ("rolled back", "golden input 2 differs by 0.031, at most 0.01"),
+    ("failed", "golden input 1 failed: not enough memory for 187 MB"),
+)
+
+
+def device_row(
+    name: str,
+    *,
+    model: str = "",
+    release: str = "",
+    rows: Sequence[str] = ("local",),
+    rng: random.Random | None = None,
+    now: float | None = None,
+    state: str = "online",
+    trouble: tuple[str, str] | None = None,
+    group: str = "doors",
+    device_class: str = "raspberrypi4",
+) -> Device:
+    """One device with its newest report."""
+    rng, now = rng or random.Random(name), now or time.time()
+    silent = {"online": rng.uniform(0, 9), "stale": rng.uniform(400, 4_000), "offline": rng.uniform(4_000, 90_000)}
+    session = SESSION
+    models = []
+    if model:
+        word, detail = trouble or ("running", "")
+        models = [{"model": model, "release": release, "wanted": release, "state": word, "detail": detail}]
+    told = telemetry(rng, model, release, rng.choice(list(rows))) if model else None
+    return Device(
+        name=name, device_class=device_class, group=group,
+        labels={"site": rng.choice(SITES), "floor": str(rng.randrange(1, 5))}, link="lte",
+        certificate_serial=str(rng.getrandbits(60)), public_key_sha256="0" * 64, enrolled=now - 86_400 * 30,
+        revoked=None, counter=int(now) - 5_000, statement=None, session=session, alive=state != "offline",
+        last_seen=now - silent[state],
+        birth={
+            "session": session, "boot_s": 9.0, "version": "0.1.0", "device_class": device_class, "emulated": True,
+            "simulated": True, "local_url": "http://127.0.0.1:1",
+        },
+        reported={"session": session, "counter": int(now) - 5_000, "models": models, "safe_mode": "", "trouble": ""},
+        telemetry={"at": now - silent[state], **told} if told else None,
+    )  # fmt: skip
+
+
+def telemetry(rng: random.Random, model: str, release: str, row: str, mbit: float | None = None) -> dict[str, Any]:
+    """One report, with figures that hang together."""
+    mbit = mbit if mbit is not None else max(0.3, rng.lognormvariate(2.0, 0.6))
+    requests = rng.randrange(20, 60)
+    late = rng.random() < 0.15
+    device_s, remote_s = (0.115, 0.0) if row == "local" else (0.031, 0.009)
+    link_s = 0.0 if row == "local" else 0.05 + 0.18 / mbit
+    device_s *= rng.uniform(0.95, 1.15)
+    total_s = device_s + link_s + remote_s
+    return {
+        "session": SESSION, "sequence": 0, "emulated": True, "remote_ok": True, "up_bytes_per_s": mbit * 125_000,
+        "rtt_s": rng.uniform(0.04, 0.07),
+        "models": [{
+            "model": model, "release": release, "row": row, "requests": requests, "failed": 0,
+            "fallbacks": rng.randrange(1, 6) if late else 0, "switches": 0, "late": 0, "up_bytes": 40_000 * requests,
+            "latency_p50_s": total_s, "latency_p95_s": total_s * rng.uniform(1.1, 1.5), "predicted_s": total_s,
+            "device_s": device_s, "link_s": link_s, "remote_s": remote_s, "trouble": "",
+        }],
+        "power": {
+            "mode": "performance", "watts": 2.9 + rng.uniform(0, 1.4), "watts_from": "rails",
+            "celsius": 51 + rng.uniform(0, 9), "under_voltage": False,
+        },
+    }  # fmt: skip
+
+
+def make_fleet(
+    database: Database,
+    count: int,
+    *,
+    model: str = "",
+    release: str = "",
+    rows: Sequence[str] = ("local",),
+    seed: int = 7,
+) -> list[str]:
+    """Devices of every kind and state; their names."""
+    rng = random.Random(seed)
+    names = []
+    with database.write() as session:
+        for number in range(count):
+            drawn = rng.random()
+            state = "offline" if drawn > 0.985 else "stale" if drawn > 0.965 else "online"
+            trouble = TROUBLES[number % len(TROUBLES)] if rng.random() < 0.02 else None
+            device_class, group = rng.choice(CLASSES), rng.choice(GROUPS)
+            name = f"{group}-{rng.choice(SITES)}-{number:04}"
+            names.append(name)
+            session.add(
+                device_row(
+                    name, model=model, release=release, rows=rows, rng=rng, state=state, trouble=trouble, group=group,
+                    device_class=device_class,
+                )
+            )  # fmt: skip
+        session.flush()
+    return names
+
+
+def want(database: Database, names: Sequence[str], model: str, release: str, deployment: int) -> None:
+    """What these devices shall run."""
+    with database.write() as session:
+        session.add_all(Desired(device=name, model=model, release=release, deployment=deployment) for name in names)
+
+
+def make_history(
+    database: Database, name: str, model: str, release: str, rows: Mapping[float, str], *, reports: int = 240
+) -> None:
+    """Reports over the last hours on a link that comes and goes; `rows`: which is used above so many Mbit/s."""
+    rng, now = random.Random(name), time.time()
+    mbit = 9.0
+    with database.write() as session:
+        for number in range(reports):
+            mbit = min(30.0, max(0.6, mbit * rng.lognormvariate(0, 0.13)))
+            row = rows[max(edge for edge in rows if edge <= mbit)]
+            told = telemetry(rng, model, release, row, mbit)
+            at = now - 15.0 * (reports - number)
+            session.add(
+                TelemetryRow(device=name, at=at, stored=at, session=SESSION, sequence=number, late=False, content=told)
+            )
+        device = session.get(Device, name)
+        assert device is not None
+        device.telemetry, device.last_seen, device.alive = {"at": now, **told}, now, True
+
+
+def make_rollout(
+    database: Database, number: int, names: Sequence[str], *, model: str, release: str, state: str = "waiting"
+) -> None:
+    """A rollout in stages over these devices: the first stage is done, some of it failed, and the next waits."""
+    rng, now = random.Random(number), time.time()
+    sizes = (max(1, len(names) // 10), len(names) // 2, len(names))
+    terms = Terms(
+        stages=(Portion(part=0.1), Portion(part=0.5), Portion(part=1.0)),
+        rate=Rate(per_s=100 / 60),
+        abort_when_failed=Portion(part=0.2),
+        approve=(1,),
+    )
+    with database.write() as session:
+        session.add(
+            Deployment(
+                id=number, release=release, model=model, targets=["all"], devices=list(names), options={},
+                created=now - 900,
+            )
+        )  # fmt: skip
+        session.flush()
+        session.add(
+            RolloutRow(
+                id=number, model=model.partition("@")[0], release=release, state=state,
+                terms=msgspec.to_builtins(terms),
+                stage=0, approved=-1, excused=-1, why="", outcome="", following=False, superseded_by=0,
+                pace=msgspec.to_builtins(Pace()), who="anna", created=now - 900, began=now - 880,
+                ended=0.0, changed=now,
+            )
+        )  # fmt: skip
+        session.flush()
+        for stage, part in enumerate(("10%", "50%", "100%")):
+            session.add(
+                RolloutStageRow(rollout=number, number=stage, asked=part, began=now - 880 if stage == 0 else 0.0)
+            )
+        session.flush()
+        for position, name in enumerate(names):
+            stage = next(place for place, size in enumerate(sizes) if position < size)
+            session.add(_made_member(rng, number, name, stage, position, now))
+
+
+def _made_member(rng: random.Random, number: int, name: str, stage: int, position: int, now: float) -> RolloutDeviceRow:
+    drawn = rng.random()
+    cause, kind, state = "", "", "queued" if stage else "succeeded"
+    if not stage and drawn < 0.06:
+        cause, kind, state = "p95 of 212 ms over 50 requests, at most 150 ms", "gate p95", "gone back"
+    elif not stage and drawn < 0.1:
+        cause, kind, state = "golden input 2 differs by 0.031, at most 0.01", "golden inputs", "gone back"
+    return RolloutDeviceRow(
+        rollout=number, device=name, stage=stage, position=position, state=state, previous="", cause=cause, kind=kind,
+        counter=0, told_at=now - 870 + position if not stage else 0.0, ran_at=0.0, goes_back=False,
+        sent_back=bool(kind), counts=bool(kind), unjudged=False,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""What is logged for a request says which one, and about whom: in JSON and in text, across threads."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from contextvars import copy_context
+from typing import Any
+
+import anyio
+import pytest
+
+from edgesplit.seen import logs
+from edgesplit.seen.trace import TRACEPARENT, current
+from edgesplit_controller.api.hygiene import REQUEST_ID
+from edgesplit_controller.api.named import NamedRequests
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture
+def lines() -> Any:
+    """What is logged, as a log store reads it."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logs.equip(handler, "json")
+    root = logging.getLogger("edgesplit_controller")
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    root.removeHandler(handler)
+    root.setLevel(before)
+
+
+def asked(method: str = "POST", path: str = "/v1/deployments", trace: str = "") -> None:
+    """One request of an application that logs, and learns on the way who asks."""
+    log = logging.getLogger("edgesplit_controller.test")
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        logs.note(operator="anna")
+        context = copy_context()
+        worker = threading.Thread(target=lambda: context.run(log.info, "heavy work"))
+        worker.start()
+        worker.join()
+        assert current().request_id == "abc"
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Any) -> None:
+        """Nobody reads it."""
+
+    headers = [(TRACEPARENT.encode(), trace.encode())] if trace else []
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, REQUEST_ID: "abc"}
+    anyio.run(NamedRequests(application), scope, None, send)
+
+
+def test_every_line_of_a_request_is_about_it(lines: Any) -> None:
+    """Its name, its trace and who asked, also on the thread that works for it; the change itself is one line."""
+    asked(trace=f"00-{TRACE}-00f067aa0ba902b7-01")
+    work, change = lines()
+    for line in (work, change):
+        assert (line["request_id"], line["trace_id"], line["operator"]) == ("abc", TRACE, "anna")
+    assert change["message"].startswith("POST '/v1/deployments': 201 in ") and change["level"] == "info"
+
+
+def test_what_only_reads_is_logged_quietly_and_no_path_writes_lines_of_its_own(lines: Any) -> None:
+    """At debug level; line breaks and terminal codes in a path are spelt out, a long one is cut."""
+    asked("GET", "/v1/devices/\n\x1b[31m" + "x" * 5_000)
+    _, read = lines()
+    assert read["level"] == "debug" and "\\n\\x1b" in read["message"] and len(read["message"]) < 400
+
+
+def test_subjects_are_those_of_the_innermost_about(lines: Any) -> None:
+    """They end with it; `extra` of a single line goes before; outside nothing is noted."""
+    log = logging.getLogger("edgesplit_controller.test")
+    logs.note(operator="nobody hears this")
+    with logs.about(rollout="7"):
+        with logs.about(device="cam-1"):
+            log.info("in")
+            log.info("other", extra={"device": "cam-2"})
+        log.info("out")
+    log.info("none")
+    told = [{name: line[name] for name in logs.SUBJECTS if name in line} for line in lines()]
+    assert told == [{"device": "cam-1", "rollout": "7"}, {"device": "cam-2", "rollout": "7"}, {"rollout": "7"}, {}]
+
+
+def test_people_read_the_same_in_brackets() -> None:
+    """And no name writes brackets of its own."""
+    record = logging.LogRecord("edgesplit", logging.INFO, "", 0, "hello", (), None)
+    record.operator, record.device = "an]na", "cam-1"
+    assert logs.TextLines().format(record).endswith("hello [operator=an?na device=cam-1]")

@@ -1,0 +1,47 @@
+"""Further processes of one controller: their numbers, their names, and what they are told."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from edgesplit.errors import UsageError
+from edgesplit.names import device_name
+from edgesplit_controller.broker import CONTROLLERS
+from edgesplit_controller.database import Database
+from edgesplit_controller.processes import decode_settings, encode_settings, take_place
+from edgesplit_controller.settings import PROCESSES, Settings
+
+
+def test_each_process_takes_the_lowest_number_that_is_free(database_url: str) -> None:
+    """Sixteen, and no more; one that ends gives its number back. No device can have their names."""
+    database = Database(database_url)
+    places = [take_place(database) for _ in range(PROCESSES)]
+    assert [place.number for place in places] == list(range(1, PROCESSES + 1))
+    assert [place.broker_name for place in places] == list(CONTROLLERS)
+    assert places[0].file_name("api") == "api" and places[4].file_name("api") == "api.5"
+    for place in places:
+        with pytest.raises(UsageError):
+            device_name(place.broker_name)
+    with pytest.raises(UsageError, match="16 processes of this controller run already"):
+        take_place(database)
+    places[3].lease.release()
+    again = take_place(database)
+    assert again.number == 4
+    for place in (*places, again):
+        place.lease.release()
+    database.close()
+
+
+def test_a_further_process_is_told_every_setting(tmp_path: Path) -> None:
+    """Whatever was given to the first, as it was given."""
+    given = Settings(
+        data=tmp_path, hosts=("hub.local", "10.0.0.2"), bind="::1", metrics=("127.0.0.1", 9100), broker="mqtts://mq:1",
+        database="postgresql://me:s3cret@db/x", on_revocation='cp "$EDGESPLIT_CRL" x', join=True, model_bytes=5,
+    )  # fmt: skip
+    assert decode_settings(encode_settings(given)) == given
+    plain = Settings(data=tmp_path)
+    assert decode_settings(encode_settings(plain)) == plain
+    assert {field.name for field in fields(Settings)} >= {"database", "broker", "processes"}

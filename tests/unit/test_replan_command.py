@@ -1,0 +1,139 @@
+"""What operators type about plans that grow old, and what they are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from edgesplit_cli.commands import replan
+from edgesplit_cli.commands.replan import lasting, set_policy
+from edgesplit_cli.main import cli
+
+DRIFT: dict[str, Any] = {
+    "model": "digits@1",
+    "device_class": "raspberrypi4",
+    "devices": ["a", "b"],
+    "heard": 2,
+    "basis": "emulated",
+    "policy": "propose",
+    "note": "",
+    "why": "another table saves 12% (half of the devices 10% to 14%)",
+    "drift": [
+        {"what": "uplink", "unit": "bytes/s", "assumed": 2e6, "measured": 1e6, "factor": 0.5},
+        {"what": "sent by remote", "unit": "bytes", "assumed": 4096.0, "measured": 8192.0, "factor": 2.0},
+        {"what": "server beside the layers", "unit": "s", "assumed": 0.0, "measured": 0.002, "factor": None},
+    ],
+}
+PROPOSAL: dict[str, Any] = {
+    "id": 7,
+    "state": "open",
+    "model": "digits@1",
+    "device_class": "raspberrypi4",
+    "group": "roof",
+    "devices": ["a", "b"],
+    "basis": "emulated",
+    "why": DRIFT["why"],
+    "seconds": {"now": 0.1, "then": 0.088},
+    "rows": [{"name": "remote", "after": ""}],
+    "proposed_rows": [{"name": "cut-1", "after": "conv"}, {"name": "local", "after": "softmax"}],
+    "created": 0.0,
+    "result": "ab" * 32,
+}
+POLICY = {
+    "model": "digits", "group": None, "mode": "auto", "least_devices": 2, "least_gain": 0.15, "observe_s": 7_200.0,
+    "cool_down_s": 86_400.0,
+}  # fmt: skip
+
+
+class Controller:
+    """Answers as the API does, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+
+    def get(self, path: str, **query: Any) -> Any:
+        self.asked.append((path, query))
+        return {"/v1/drift": [DRIFT], "/v1/proposals": [PROPOSAL], "/v1/replan-policies": [POLICY]}[path]
+
+    def post(self, path: str, body: Any) -> Any:
+        self.asked.append((path, body))
+        return [POLICY] if path == "/v1/replan-policies" else [] if path.endswith("look") else PROPOSAL
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
+    made = Controller()
+    monkeypatch.setattr(replan.Api, "of", lambda _data: made)
+    return made
+
+
+def typed(*words: str) -> str:
+    done = CliRunner().invoke(cli, list(words), obj=Path("nowhere"), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_drift_is_shown_beside_what_was_assumed(controller: Controller) -> None:
+    """With factors, units, whose devices these are, and what it asks for."""
+    said = typed("model", "drift", "digits")
+    assert controller.asked == [("/v1/drift", {"model": "digits"})]
+    for told in ("2 heard, emulated", "16 Mbit/s", "8 Mbit/s", "×0.50", "8.0 KiB", "2.0 ms", "saves 12%"):
+        assert told in said, said
+    typed("model", "drift", "--look")
+    assert ("/v1/drift/look", {}) in controller.asked
+
+
+def test_proposals_say_what_they_predict_of_whom(controller: Controller) -> None:
+    """And are accepted or dismissed by their number."""
+    said = typed("rollout", "proposals")
+    assert controller.asked[0] == ("/v1/proposals", {"open": "true"})
+    for told in ("7  open", "2 raspberrypi4 of group roof", "predicted (emulated devices)", "100.0 ms", "after conv"):
+        assert told in said, said
+    assert "abababababababab" in typed("rollout", "accept", "7") and "dismissed" in typed("rollout", "dismiss", "7")
+    assert [path for path, _ in controller.asked[1:]] == ["/v1/proposals/7/accept", "/v1/proposals/7/dismiss"]
+
+
+def test_a_policy_is_changed_by_what_is_given_and_shown(controller: Controller) -> None:
+    """Nothing else is sent; without anything to change it is only read; `all` is every model."""
+    words = ("auto", "--group", "roof", "--devices", "2", "--gain", "15%", "--observe", "2h", "--cool-down", "1d")
+    said = typed("model", "replan-policy", "digits", *words)
+    assert controller.asked[0] == (
+        "/v1/replan-policies",
+        {
+            "model": "digits", "groups": ["roof"], "mode": "auto", "least_devices": 2, "least_gain": 0.15,
+            "observe_s": 7_200.0, "cool_down_s": 86_400.0,
+        },
+    )  # fmt: skip
+    assert "15.00%" in said and "2h" in said and "1d" in said
+    typed("model", "replan-policy", "all", "off")
+    assert controller.asked[1] == ("/v1/replan-policies", {"model": "", "groups": [], "mode": "off"})
+    typed("model", "replan-policy")
+    assert controller.asked[2] == ("/v1/replan-policies", {})
+
+
+@pytest.mark.parametrize("words", [("--gain", "300%"), ("--observe", "soon"), ("perhaps",), ("--devices", "0")])
+def test_what_is_no_policy_is_not_sent(words: tuple[str, ...], controller: Controller) -> None:
+    """The command line says so by itself."""
+    done = CliRunner().invoke(cli, ["model", "replan-policy", "digits", *words], obj=Path("nowhere"))
+    assert done.exit_code == 2 and not controller.asked
+
+
+@pytest.mark.parametrize(
+    ("targets", "groups"),
+    [(["all"], [[]]), (["group=roof", "group=hall"], [["roof", "hall"]]), (["group=roof", "cam-1"], [["roof"], []])],
+)
+def test_deploy_keeps_a_policy_for_the_groups_it_names(
+    targets: list[str], groups: list[list[str]], controller: Controller
+) -> None:
+    """Or for every device, where it names anything else."""
+    set_policy(controller, "digits", targets, "auto")  # type: ignore[arg-type]
+    assert [body["groups"] for _, body in controller.asked] == groups
+    assert {body["mode"] for _, body in controller.asked} == {"auto"}
+
+
+def test_long_times_are_spelt_short() -> None:
+    """In the largest unit that divides them."""
+    assert [lasting(one) for one in (45.0, 90.0, 1_800.0, 21_600.0, 86_400.0)] == ["45s", "90s", "30m", "6h", "1d"]

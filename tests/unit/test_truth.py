@@ -1,0 +1,204 @@
+"""What may be believed of a device: order, age, and why it is not as it should be. Tables and properties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit.measured import BoardSeen, Moment, StoreSeen
+from edgesplit.messages import ModelState, PowerSeen, Reported, Telemetry
+from edgesplit_controller import causes, truth
+from edgesplit_controller.truth import Heard, Told
+
+NOW = 1_800_000_000.0
+DAY = 86_400.0
+small = st.integers(0, 8)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), small), max_size=40))
+def test_what_is_heard_never_goes_back_in_time(said: list[tuple[int, int]]) -> None:
+    """Whatever the order in which telemetry comes: sessions and sequences only grow, a number counts once, and what is
+    missing is what was skipped and did not come."""
+    known, stored = Heard(), set()
+    for session, sequence in said:
+        before = known
+        known, verdict = truth.after_telemetry(known, session, sequence, (session, sequence) in stored)
+        assert (known.session, known.sequence) >= (before.session, before.sequence) or known.session > before.session
+        assert verdict == "older session" or (verdict == "again") == ((session, sequence) in stored)
+        if verdict != "older session":
+            stored.add((session, sequence))
+        else:
+            assert session < known.session and known.sequence == before.sequence
+    came = {sequence for session, sequence in stored if session == known.session}
+    assert known.missing == known.sequence + 1 - len(came)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), max_size=30))
+def test_a_report_that_comes_late_changes_nothing(said: list[tuple[int, int]]) -> None:
+    """The newest session's newest report is what is known, whatever is repeated after it."""
+    known, newest = Heard(), (0, 0)
+    for session, number in said:
+        known, verdict = truth.after_report(known, session, number)
+        assert (verdict == "new") == ((session, number) > newest)
+        newest = max(newest, (session, number))
+        assert (known.session, known.report) == newest
+
+
+def test_agents_that_number_no_reports_are_taken_as_they_come() -> None:
+    """Number 0, as agents before this protocol send it."""
+    known, verdict = truth.after_report(Heard(session=4), 4, 0)
+    assert verdict == "new" and truth.after_report(known, 4, 0)[1] == "new"
+
+
+def test_late_telemetry_fills_gaps_of_the_session_it_is_of() -> None:
+    """And of no other."""
+    known, _ = truth.after_telemetry(Heard(session=7), 7, 4, stored=False)
+    assert known.missing == 4
+    assert truth.after_late(known, 7, 2).missing == 3
+    assert truth.after_late(known, 6, 2) == known
+    assert truth.after_late(known, 7, 9) == Heard(session=7, sequence=9, missing=8)
+
+
+@pytest.mark.parametrize(
+    ("then", "sent", "at", "dated"),
+    [
+        (None, None, NOW, "now"),
+        (Moment(at=5.0, boot="b", up_s=100.0), Moment(at=9.0, boot="b", up_s=700.0), NOW - 600, "age"),
+        # its clock was set meanwhile, by fifty years: the one that is never set says when
+        (Moment(at=5.0, boot="b", up_s=100.0), Moment(at=NOW, boot="b", up_s=100.5), NOW - 0.5, "age"),
+        # another boot: by its clock, and by how far that is off now
+        (Moment(at=NOW - 500, boot="a", up_s=9e4), Moment(at=NOW + 100, boot="b", up_s=60.0), NOW - 600, "clock"),
+        # it says that it was measured after this boot, in another one: its clock was wrong
+        (Moment(at=NOW, boot="a", up_s=9e4), Moment(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
+        (Moment(at=NOW - 90 * DAY, boot="a", up_s=1.0), Moment(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
+        (Moment(at=3.0, boot="a", up_s=9e4), Moment(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
+        (Moment(at=3.0, boot="", up_s=9e4), Moment(at=9.0, boot="", up_s=60.0), NOW - 60, "unsure"),
+        (Moment(boot="b", up_s=1e12), Moment(boot="b", up_s=2e14), NOW - truth.OLDEST_S, "age"),
+        (Moment(boot="b", up_s=1.0), Moment(boot="c", up_s=1e15), NOW - truth.OLDEST_S, "unsure"),
+    ],
+)
+def test_when_something_was_measured(then: Moment | None, sent: Moment | None, at: float, dated: str) -> None:
+    """By the clock that is never set where it can tell, by the other where that is plausible, else marked unsure."""
+    assert truth.measured_at(then, sent, NOW) == (at, dated)
+
+
+moments = st.builds(
+    Moment, at=st.floats(0, 1e15), boot=st.sampled_from(["", "a", "b"]), up_s=st.floats(0, 1e15)
+)  # fmt: skip
+
+
+@given(moments, moments)
+def test_a_device_dates_nothing_into_the_future_or_the_deep_past(then: Moment, sent: Moment) -> None:
+    """Whatever its clocks say."""
+    at, _ = truth.measured_at(then, sent, NOW)
+    assert NOW - truth.OLDEST_S <= at <= NOW
+
+
+def told(**changes: Any) -> Told:
+    given_ = {"state": "online", "session": 9, "counter": 5, "told": frozenset({("m", "new")})}
+    return Told(**{**given_, "reported_session": 9, "acted_upon": 5, **changes})  # type: ignore[arg-type]
+
+
+def said(state: str, *, release: str = "old", wanted: str = "new", detail: str = "") -> Mapping[str, Any]:
+    return {"model": "m", "release": release, "wanted": wanted, "state": state, "detail": detail}
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "reason"),
+    [
+        (told(), said("running", release="new"), "as wanted"),
+        (told(), said("trial", release="new"), "on trial"),
+        (told(), said("fetching"), "fetching"),
+        (told(), said("fetching", detail="waiting for the fetch window"), "waiting"),
+        (told(), said("staged"), "staged"),
+        (told(), said("failed", detail="no room"), "failed"),
+        (told(), said("rolled back", detail="golden input"), "rolled back"),
+        (told(), said("safe mode"), "safe mode"),
+        (told(), said("running", release="old", wanted="old"), "has not heard"),
+        (told(), None, "has not heard"),
+        (told(acted_upon=4), said("running", release="new"), "has not heard"),
+        (told(acted_upon=4, trouble="expired"), said("running"), "refused"),
+        (told(state="stale"), said("running", release="new"), "silent"),
+        (told(state="offline"), said("running", release="new"), "not here"),
+        (told(state="offline"), None, "not here"),
+        (told(reported_session=8), said("running", release="new"), "older session"),
+        (told(told=frozenset()), said("running"), "not told"),
+    ],
+)
+def test_each_difference_has_its_reason(device: Told, model: Mapping[str, Any] | None, reason: str) -> None:
+    """A device that is gone is never said to be as wanted, whatever it said last."""
+    found = truth.differences({"m": "new"}, [model] if model else [], device)
+    assert [one.reason for one in found] == [reason]
+
+
+def test_what_nobody_wants_any_more_is_unwanted() -> None:
+    """Until the device has stopped it."""
+    (found,) = truth.differences({}, [said("running", wanted="")], told())
+    assert (found.reason, found.runs, found.wanted) == ("unwanted", "old", "")
+
+
+def test_a_dead_devices_facts_are_not_current() -> None:
+    """Neither are those of a session before this one."""
+    for state, session, current in (("online", 9, True), ("online", 8, False), ("offline", 9, False)):
+        found = truth.fact({"session": session}, 5.0, state=state, session=9)  # type: ignore[arg-type]
+        assert found is not None and (found.current, found.at) == (current, 5.0)
+    assert truth.fact(None, None, state="online", session=9) is None
+
+
+def telemetry(**more: Any) -> Telemetry:
+    return Telemetry(
+        session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(), **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "clock", "kinds"),
+    [
+        (telemetry(), None, set()),
+        (telemetry(power=PowerSeen(), board=BoardSeen(disk_free_bytes=10**10, disk_bytes=3 * 10**10)), 5.0, set()),
+        (telemetry(power=PowerSeen(under_voltage=True)), 0.0, {"under-voltage"}),
+        (telemetry(power=PowerSeen(under_voltage_since_boot=True)), 0.0, {"under-voltage"}),
+        (telemetry(power=PowerSeen(speed=0.6, celsius=84.0)), 0.0, {"throttled"}),
+        (telemetry(board=BoardSeen(disk_free_bytes=10**8, disk_bytes=3 * 10**10)), 0.0, {"low disk"}),
+        (telemetry(board=BoardSeen(memory_free_bytes=10**6, memory_bytes=10**9)), 0.0, {"low memory"}),
+        (telemetry(), -3_600.0, {"clock wrong"}),
+        (telemetry(statement=3, statement_expires=50, moment=Moment(at=51.0)), 0.0, {"stale metadata"}),
+        (telemetry(store=StoreSeen(dropped_idle=3)), 0.0, {"telemetry dropped"}),
+    ],
+)
+def test_what_telemetry_says_is_wrong(message: Telemetry, clock: float | None, kinds: set[str]) -> None:
+    """And each kind has a word on what to do."""
+    found = causes.of_telemetry(message, clock)
+    assert set(found) == kinds and kinds <= set(causes.DO)
+
+
+def test_what_a_report_says_is_wrong() -> None:
+    """Safe mode says it all; a failure names model, release and reason; disobeying a statement is another thing."""
+    failed = ModelState("m", "old", "new" * 10, "rolled back", "its own part failed")
+    assert set(causes.of_report(Reported(1, 1, (failed,), trouble="expired"))) == {"failing release", "refused"}
+    assert set(causes.of_report(Reported(1, 1, (failed,), safe_mode="three starts"))) == {"safe mode"}
+    assert causes.of_report(Reported(1, 1, (ModelState("m", "r", "r", "running"),))) == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("no room for release 0123456789ab: 5.5 GB", "no room for release fedcba987654: 12 GB"),
+        ("golden input: output 'prob' is not what", "golden input: output 'y' is not what"),
+        ("Its own part failed 5 times", "its own  part failed 7 times"),
+    ],
+)
+def test_the_same_failure_has_the_same_cause_everywhere(one: str, other: str) -> None:
+    """Without digests, numbers and names."""
+    assert causes.cause(one) == causes.cause(other) != causes.cause("something else")
+
+
+@given(st.text(max_size=2_000))
+def test_a_cause_is_bounded_and_printable(text: str) -> None:
+    """Whatever a device writes there."""
+    found = causes.cause(text)
+    assert 0 < len(found) <= causes.LONGEST and found.isprintable()
