@@ -312,7 +312,8 @@ class Database:
         try:
             bring_up_to_date(self._engine)
         except SQLAlchemyError as error:
-            raise UsageError(f"cannot open the database {shown(self._engine)}: {error.__cause__ or error}") from error
+            why = str(error.__cause__ or error).strip().partition("\n")[0]
+            raise UsageError(f"cannot open the database {shown(self._engine)}: {why}") from error
         isolation = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.shared else {}
         self._writers = self._sessions(edgesplit="write")
         self._hearers = self._sessions(edgesplit="hear")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError, TimeoutError
 
 from edgesplit.errors import Busy, EdgeError, LinkError, UsageError
 
@@ -69,7 +69,11 @@ def shown(engine: Engine) -> str:
 
 def in_our_words(error: SQLAlchemyError, engine: Engine) -> EdgeError | None:
     """What a trouble of the database means to callers; None where it is a fault of ours."""
-    cause = error.orig if isinstance(error, DBAPIError) else None
+    if isinstance(error, TimeoutError):
+        return Busy("too many calls wait for the database; try again")
+    if not isinstance(error, DBAPIError):
+        return _in_its_wake(error, engine)
+    cause = error.orig
     if cause is None or isinstance(error, IntegrityError):
         return None
     said = str(cause).strip().partition("\n")[0]
@@ -87,6 +91,15 @@ def in_our_words(error: SQLAlchemyError, engine: Engine) -> EdgeError | None:
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
         return Unavailable(f"the database {shown(engine)} cannot be used: {said}")
     return None
+
+
+def _in_its_wake(error: SQLAlchemyError, engine: Engine) -> EdgeError | None:
+    """A transaction that lost its connection fails again where it is taken back: the first failure is what counts."""
+    before = error.__cause__ or error.__context__
+    if not isinstance(before, SQLAlchemyError):
+        return None
+    told = in_our_words(before, engine)
+    return told if isinstance(told, Unavailable) else None
 
 
 def _json(value: Any) -> str:

@@ -200,6 +200,36 @@ def test_a_database_that_was_restarted_is_found_again(postgres: Postgres) -> Non
     database.close()
 
 
+def test_a_connection_lost_inside_a_savepoint_is_a_database_that_is_away(postgres: Postgres) -> None:
+    """What fails again while it is taken back is told as what failed first."""
+    database = on_postgresql(postgres)
+    with pytest.raises(Unavailable), database.write() as session:
+        try:
+            with session.begin_nested():
+                session.add(a_device("half"))
+                session.flush()
+                postgres.kill()
+                session.add(a_device("other"))
+                session.flush()
+        finally:
+            postgres.start()
+    with database.read() as session:
+        assert session.get(Device, "half") is None
+    database.close()
+
+
+def test_too_many_at_once_are_told_to_come_back(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every connection is taken for longer than anybody waits."""
+    for name, value in (("POOL", 1), ("OVERFLOW", 0), ("WAIT_S", 1)):
+        monkeypatch.setattr(engines, name, value)
+    database = on_postgresql(postgres)
+    with database.read() as session:
+        session.get(Device, "cam")
+        with pytest.raises(Busy, match="too many"), database.read() as other:
+            other.get(Device, "cam")
+    database.close()
+
+
 def test_numbers_that_are_none_become_null(database: Database) -> None:
     """Telemetry may hold them, and JSON knows none: what is kept can be read by everybody."""
     with database.write() as session:
