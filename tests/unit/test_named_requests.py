@@ -105,3 +105,6 @@ def test_an_agents_lines_are_about_its_device(lines: Any, monkeypatch: pytest.Mo
     with logs.about(device="cam-2"):
         log.info("about another")
     assert [line["device"] for line in lines()] == ["cam-1", "cam-2"]
+    record = logging.LogRecord("edgesplit", logging.INFO, "", 0, "hello", (), None)
+    record.device = "cam-1"
+    assert logs.TextLines().format(record).endswith("edgesplit: hello")

@@ -36,7 +36,8 @@ def about(**subjects: str) -> Iterator[None]:
 
 
 def always(**subjects: str) -> None:
-    """From now on whatever this process logs is about these, where a line says nothing else."""
+    """From now on whatever this process logs is about these, where a line says nothing else; people who read its log
+    know that, and are not told on every line."""
     _always.update(subjects)
 
 
@@ -83,7 +84,7 @@ class TextLines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         names = (("request", "request_id"), ("trace", "trace_id"), *((name, name) for name in SUBJECTS))
         known = ((name, str(getattr(record, field, "") or "")) for name, field in names)
-        told = " ".join(f"{name}={_printable(value)}" for name, value in known if value)
+        told = " ".join(f"{name}={_printable(value)}" for name, value in known if value and _always.get(name) != value)
         return super().formatMessage(record) + (f" [{told}]" if told else "")
 
 
