@@ -27,7 +27,8 @@ bench: $(VENV)/.dev
 
 # The planner against trying every assignment, on as many random graphs as asked for (make soak INSTANCES=10000); power
 # cut as often as asked for (CUTS=20000), agents killed, long walks through the states of an update, and every parser
-# of network bytes with as many spoiled examples (EXAMPLES=5000); then an hour of full load with
+# of network bytes with as many spoiled examples (EXAMPLES=5000); a simulated fleet through thirty days of faults
+# (SIM_DEVICES=40 SIM_DAYS=30); then an hour of full load with
 # faults (SOAK_S=600), and models above 2 GB, and a slice of 2 GiB all the
 # way to a device (16 GB of disk).
 soak: export EDGESPLIT_SEED ?= $(shell date +%s)
@@ -37,6 +38,7 @@ soak: $(VENV)/.dev
 	EDGESPLIT_PROCESS_KILLS=$(or $(PROCESS_KILLS),40) $(BIN)/python -m pytest --timeout 7200 tests/faults/test_several_processes.py
 	EDGESPLIT_FUZZ=$(or $(EXAMPLES),5000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist load --timeout 7200 tests/faults/test_fuzz_*.py tests/faults/test_forged_halves.py
 	EDGESPLIT_OPENAPI_EXAMPLES=$(or $(EXAMPLES),200) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 7200 tests/conformance/test_openapi.py
+	EDGESPLIT_SIM_DAYS=$(or $(SIM_DAYS),30) EDGESPLIT_SIM_DEVICES=$(or $(SIM_DEVICES),40) $(BIN)/python -m pytest -s --timeout 14400 tests/faults/test_fleet.py
 	EDGESPLIT_SOAK_S=$(or $(SOAK_S),3600) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/faults/test_offload_faults.py
 	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 -s tests/unit/test_onnx_bundle.py tests/integration/test_large_slice.py
 

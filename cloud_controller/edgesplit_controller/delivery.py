@@ -14,7 +14,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgesplit import messages
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage
@@ -125,17 +125,30 @@ class Inbox:
 
     def __init__(self, pace: Pace = THREADS) -> None:
         self._changed = pace.condition()
-        self._waiting: deque[tuple[str, messages.Message, bytes | None]] = deque()
+        self._waiting: deque[list[Any]] = deque()
+        """(device, message, correlation) each."""
+        self._files: dict[tuple[str, str], list[Any]] = {}
+        """What waits and asks for a file, by device and path."""
         self._of: Counter[str] = Counter()
         self._closed = False
 
     def put(self, device: str, message: messages.Message, correlation: bytes | None = None) -> bool:
-        """False if the device has too many waiting already."""
+        """False if the device has too many waiting already.
+
+        A device that has lost patience and asks for a file again keeps its place, and only its newest asking is
+        answered: where thousands wait, what nobody waits for any more would double the work at the worst moment.
+        """
         with self._changed:
+            asked = (device, message.path) if isinstance(message, messages.FetchMetadata) else None
+            if asked is not None and asked in self._files:
+                self._files[asked][2] = correlation
+                return True
             if self._of[device] >= WAITING_PER_DEVICE:
                 return False
             self._of[device] += 1
-            self._waiting.append((device, message, correlation))
+            self._waiting.append([device, message, correlation])
+            if asked is not None:
+                self._files[asked] = self._waiting[-1]
             self._changed.notify()
             return True
 
@@ -145,8 +158,10 @@ class Inbox:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return None
-            batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-            for device, _, _ in batch:
+            batch = [tuple(self._waiting.popleft()) for _ in range(min(most, len(self._waiting)))]
+            for device, message, _ in batch:
+                if isinstance(message, messages.FetchMetadata):
+                    self._files.pop((device, message.path), None)
                 self._of[device] -= 1
                 if not self._of[device]:
                     del self._of[device]
@@ -377,9 +392,9 @@ class Delivery:
             found = self._metadata(wish.path)
             self._charge(device, len(found or b"") / floods.BYTES_PER_UNIT)
             for piece in pieces(wish.path, found):
-                self._publish(
-                    messages.topic(device, "fetched"), messages.encode(piece), correlation=correlation, wait_s=5.0
-                )
+                topic, payload = messages.topic(device, "fetched"), messages.encode(piece)
+                if self._channel is None or not self._channel.publish(topic, payload, correlation=correlation):
+                    self._publish(topic, payload, correlation=correlation, wait_s=5.0)  # the queue is full: wait
         elif isinstance(wish, messages.FetchChunks):
             chunks = check_wish(wish, self._sources.release_chunks)
             with self._purses_changed:

@@ -37,7 +37,7 @@ from edgesplit.children import Child
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.identity import Credentials
-from edgesplit.lifetime import on_stop_signals, wait_until
+from edgesplit.lifetime import on_stop_signals, open_as_many_files_as_allowed, wait_until
 from edgesplit.mqtt import Session
 from edgesplit.seen import logs
 from edgesplit.seen.exposition import metrics_response
@@ -108,6 +108,7 @@ def run(
     if not logging.getLogger().handlers:
         logs.configure("info", settings.log_format)
     ending = stop or threading.Event()
+    open_as_many_files_as_allowed()  # the broker's too: a descriptor for each device
     with ExitStack() as stack:
         stack.enter_context(_stopped_by_signals(ending))
         if settings.join:

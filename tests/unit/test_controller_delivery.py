@@ -38,6 +38,23 @@ def test_a_lone_device_is_answered_at_once() -> None:
     assert chunks.take(10.0) == ["1", "2"] and chunks.next_due() is None
 
 
+def test_who_asks_again_keeps_the_place_and_is_answered_once() -> None:
+    """By the newest asking; another file, and another device, are other wishes."""
+    inbox, wish, other = Inbox(), *map(messages.FetchMetadata, ("metadata/timestamp.json", "metadata/2.root.json"))
+    for device, asked, correlation in (
+        ("a", wish, b"1"), ("b", wish, b"2"), ("a", wish, b"3"), ("a", other, b"4"),
+    ):  # fmt: skip
+        assert inbox.put(device, asked, correlation)
+
+    batch = inbox.take(10)
+    assert batch is not None and [(device, correlation) for device, _, correlation in batch] == [
+        ("a", b"3"), ("b", b"2"), ("a", b"4"),
+    ]  # fmt: skip
+    inbox.put("a", wish, b"5")
+    again = inbox.take(10)
+    assert again is not None and again[0][2] == b"5"
+
+
 def test_a_crowd_waits_a_little_longer_for_each_other() -> None:
     """A lone device not at all, a few as ever, and nobody more than a second."""
     waits = [gather_s(count) for count in (1, 2, 8, 50, 10_000)]
@@ -72,7 +89,7 @@ def test_who_fetched_long_ago_keeps_nobody_waiting() -> None:
 def test_an_inbox_bounds_each_device_by_itself() -> None:
     """A flood loses the flooder's messages only."""
     inbox = Inbox()
-    wish = messages.FetchMetadata("metadata/timestamp.json")
+    wish = messages.FetchChunks.of(A, [1])
     taken = [inbox.put("flood", wish) for _ in range(WAITING_PER_DEVICE + 10)]
     assert taken.count(False) == 10 and inbox.put("quiet", wish)
     first = inbox.take(100)

@@ -106,6 +106,11 @@ class SimulatedDevice:
         return self._on is not None and self._on.uplink.connected
 
     @property
+    def session_number(self) -> int:
+        """Of its newest connection, or try at one; 0 without power."""
+        return 0 if self._on is None else self._on.uplink.session_number
+
+    @property
     def running(self) -> dict[str, str]:
         """Release by model, as it answers now."""
         return {} if self._on is None else {m: one.digest for m, one in self._on.engine.serving.items()}

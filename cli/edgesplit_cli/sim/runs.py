@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edgesplit.errors import UsageError
+from edgesplit.lifetime import open_as_many_files_as_allowed
 from edgesplit.plan import Link
 from edgesplit_agent.uplink import Rhythm
 from edgesplit_cli.api import Api
@@ -21,6 +22,7 @@ SETTLE_S = 6 * 3_600.0
 TELL_S = 2.0
 GATHER_S = 30.0
 """In real time: how long devices may take to connect before the run counts as begun."""
+SPARE_FILES = 100
 Tell = Callable[[str], None]
 
 
@@ -88,6 +90,12 @@ def run_real(
         rhythm=Rhythm(telemetry_every_s, min(1.0, telemetry_every_s)), request_every_s=request_every_s,
         health_s=health_s,
     )  # fmt: skip
+    most = open_as_many_files_as_allowed()
+    if devices > most - SPARE_FILES:
+        raise UsageError(
+            f"this process may open {most} files, and each device takes one: raise the limit (ulimit -n), or run"
+            " several of these with --first"
+        )
     with fleet:
         fleet.enrol(lambda done, of: tell(f"{done} of {of} devices enrolled") if done % 50 == 0 else None)
         fleet.start()

@@ -1,0 +1,367 @@
+"""A simulated fleet at a real controller with PostgreSQL and mosquitto on this machine: how it scales.
+
+Devices are simulated (the agent's decisions, no runtime), their MQTT sessions, certificates and mutual TLS are real;
+they run in processes beside the controller and take most of the machine. Connects them all, weighs the controller while
+they only send telemetry, deploys a release to all of them, kills the broker, and asks the API all the while.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from record import Target, arguments, finish
+
+from edgesplit.errors import EdgeError
+from edgesplit.lifetime import ending_with_us, open_as_many_files_as_allowed
+from edgesplit_agent.uplink import Rhythm
+from edgesplit_cli.api import Api
+from edgesplit_cli.demo.story import INPUT_SPEC
+from edgesplit_cli.sim.real import RealFleet
+from postgres import Postgres
+
+ROOT = Path(__file__).parents[1]
+DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
+TELEMETRY_S = 10.0
+STEADY_S = 30.0
+PATIENCE_S = 900.0
+BACK_S = 60.0
+PER_MINUTE = 1_000.0
+TICK = os.sysconf("SC_CLK_TCK")
+PAGES = {"api: health": "/v1/health", "api: one device": "/v1/devices/fleet-00001", "api: rollouts": "/v1/rollouts"}
+
+
+# ---- the devices, in processes of their own -------------------------------------------------------------------------
+
+
+def worker(data: Path, folder: Path, first: int, devices: int, pipe: Any) -> None:
+    """Hold so many devices; say now and then how many are connected, and how many run the release asked about."""
+    open_as_many_files_as_allowed()
+    fleet = RealFleet(
+        folder, Api.of(data), devices=devices, first=first, prefix="fleet", seed=first,
+        rhythm=Rhythm(TELEMETRY_S, TELEMETRY_S), group="fleet",
+    )  # fmt: skip
+    release, started = "", False
+    marked: dict[str, int] = {}
+    logging.disable(logging.ERROR)
+    with fleet:
+        fleet.enrol()
+        pipe.send({"enrolled": devices})
+        while True:
+            while pipe.poll(0.0 if started else None):
+                word, value = pipe.recv()
+                if word == "stop":
+                    return
+                if word == "start":
+                    fleet.start()
+                    started = True
+                elif word == "mark":
+                    marked = {name: one.session_number for name, one in fleet.devices.items()}
+                else:
+                    release = value
+            fleet.hub.run(0.25)
+            again = sum(
+                one.is_connected and one.session_number > marked.get(one.name, 0) for one in fleet.devices.values()
+            )
+            pipe.send({"connected": fleet.connected, "running": fleet.runs("digits", release), "again": again})
+
+
+@dataclass
+class Workers:
+    """All of them."""
+
+    pipes: list[Any]
+    said: list[dict[str, int]] = field(default_factory=list)
+
+    def tell(self, word: str, value: str = "") -> None:
+        for pipe in self.pipes:
+            pipe.send((word, value))
+
+    def total(self, what: str) -> int:
+        """By the newest word of each."""
+        for number, pipe in enumerate(self.pipes):
+            while pipe.poll():
+                self.said[number].update(pipe.recv())
+        return sum(one.get(what, 0) for one in self.said)
+
+    def until(self, what: str, count: int, patience_s: float = PATIENCE_S) -> float | None:
+        """Seconds until so many are; None where that never came."""
+        began = time.monotonic()
+        while self.total(what) < count:
+            if time.monotonic() - began > patience_s:
+                return None
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+
+@contextmanager
+def fleet_of(data: Path, folder: Path, devices: int, processes: int) -> Iterator[Workers]:
+    """The devices, divided among processes."""
+    spawn, pipes, running = get_context("spawn"), [], []
+    share = -(-devices // processes)
+    for first in range(1, devices + 1, share):
+        ours, theirs = spawn.Pipe()
+        part = min(share, devices - first + 1)
+        process = spawn.Process(target=worker, args=(data, folder, first, part, theirs), daemon=True)
+        process.start()
+        pipes.append(ours)
+        running.append(process)
+    try:
+        yield Workers(pipes, [{} for _ in pipes])
+    finally:
+        for process in running:
+            process.kill()
+
+
+# ---- what is looked at ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Of some processes at one moment."""
+
+    cpu_s: float
+    rss_bytes: int
+
+    @classmethod
+    def of(cls, pids: Sequence[int]) -> Weight:
+        cpu, rss = 0.0, 0
+        for pid in pids:
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            except OSError:
+                continue
+            cpu += (int(fields[11]) + int(fields[12])) / TICK
+            rss += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return cls(cpu, rss)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def named(pids: Sequence[int], word: str) -> list[int]:
+    """Those whose program is called so."""
+    found = []
+    for pid in pids:
+        try:
+            if word in Path(f"/proc/{pid}/comm").read_text():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+class Asking:
+    """A thread that asks the API one page after the other, and keeps how long each took, by what went on meanwhile."""
+
+    def __init__(self, api: Api) -> None:
+        self.meanwhile = "idle"
+        self.took: dict[tuple[str, str], list[float]] = {}
+        self.failed = 0
+        self._api = api
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def p95_s(self) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for (page, meanwhile), seconds in sorted(self.took.items()):
+            ranked = sorted(seconds)
+            found.setdefault(page, {})[meanwhile] = ranked[min(len(ranked) - 1, int(0.95 * len(ranked)))]
+        return found
+
+    def _ask(self) -> None:
+        pages = {**PAGES, "dashboard: the fleet's page": self._fleet_page()}
+        while not self._stop.is_set():
+            for page, path in pages.items():
+                began, meanwhile = time.perf_counter(), self.meanwhile
+                try:
+                    self._api.get(path)
+                    self.took.setdefault((page, meanwhile), []).append(time.perf_counter() - began)
+                except EdgeError:
+                    self.failed += 1
+                self._stop.wait(0.05)
+
+    def _fleet_page(self) -> str:
+        """What the dashboard's first page reads, where this controller has it; else the list that it is made of."""
+        for path in ("/v1/fleet", "/v1/devices?limit=100", "/v1/devices"):
+            try:
+                self._api.get(path)
+            except EdgeError:
+                continue
+            return path
+        return "/v1/devices"
+
+
+# ---- the run --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def controller(folder: Path, database: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`edgectl up` on a database, with the broker that it runs itself."""
+    data = folder / "cloud"
+    ports = ["--api-port", "0", "--mqtt-port", "0", "--offload-port", "0", "--no-offload"]
+    command = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(data), "up", *ports]
+    with (folder / "up.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--database", database], stdout=log, stderr=log, preexec_fn=ending_with_us(signal.SIGTERM)
+        )
+        try:
+            wait_for(lambda: bool(Api.of(data).get("/v1/health")), "the controller answers")
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def wait_for(holds: Callable[[], bool], what: str, patience_s: float = 120.0) -> None:
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        try:
+            if holds():
+                return
+        except EdgeError:
+            pass
+        time.sleep(0.1)
+    raise SystemExit(f"never came: {what}")
+
+
+def push(data: Path) -> None:
+    words = ["model", "push", str(DIGITS), "--name", "digits", "--input", INPUT_SPEC]
+    subprocess.run(
+        [sys.executable, "-m", "edgesplit_cli.main", "--data", str(data), *words], check=True, capture_output=True
+    )
+
+
+def measure(devices: int, processes: int, folder: Path, database: str) -> dict[str, Any]:
+    """One whole run."""
+    results: dict[str, Any] = {"devices": devices, "simulated": True, "telemetry_every_s": TELEMETRY_S}
+    with controller(folder, database) as up, fleet_of(folder / "cloud", folder / "fleet", devices, processes) as fleet:
+        data = folder / "cloud"
+        push(data)
+        results["enrol_s"] = fleet.until("enrolled", devices)
+        say(f"enrolled in {results['enrol_s']} s")
+        brokers = named(family(up.pid), "mosquitto")
+        others = [pid for pid in family(up.pid) if pid not in brokers]
+        empty = Weight.of(others)
+        asking = Asking(Api.of(data))
+        try:
+            results |= phases(fleet, devices, data, others, brokers, empty, asking)
+        finally:
+            asking.stop()
+        results["p95_s"] = asking.p95_s()
+        results["calls_that_failed"] = asking.failed
+    return results
+
+
+def phases(
+    fleet: Workers, devices: int, data: Path, others: list[int], brokers: list[int], empty: Weight, asking: Asking
+) -> dict[str, Any]:
+    """Connect, rest, deploy, restart the broker."""
+    found: dict[str, Any] = {}
+    asking.meanwhile = "connecting"
+    fleet.tell("start")
+    found["connect_s"] = fleet.until("connected", devices)
+    found["connected"] = fleet.total("connected")
+    say(f"connected {found['connected']} in {found['connect_s']} s")
+    asking.meanwhile = "telemetry"
+    time.sleep(TELEMETRY_S)
+    before = {"controller": Weight.of(others), "broker": Weight.of(brokers)}
+    time.sleep(STEADY_S)
+    after = {"controller": Weight.of(others), "broker": Weight.of(brokers)}
+    for who in before:
+        found[f"{who}_cpu_cores"] = (after[who].cpu_s - before[who].cpu_s) / STEADY_S
+        found[f"{who}_cpu_ms_per_device_and_minute"] = found[f"{who}_cpu_cores"] * 60e3 / devices
+    found["controller_bytes_per_device"] = (after["controller"].rss_bytes - empty.rss_bytes) / devices
+    found["broker_bytes_per_device"] = after["broker"].rss_bytes / devices
+    say(f"controller {found['controller_cpu_cores']:.2f} cores, broker {found['broker_cpu_cores']:.2f}")
+    asking.meanwhile = "deploying"
+    began = time.monotonic()
+    release = Api.of(data).post("/v1/deployments", {"model": "digits", "to": ["group=fleet"]})["release"]
+    found["plan_cut_sign_and_tell_s"] = time.monotonic() - began
+    fleet.tell("release", release)
+    took = fleet.until("running", devices)
+    found["reach_s"] = None if took is None else time.monotonic() - began
+    found["reached"] = fleet.total("running")
+    found["reached_per_minute"] = None if took is None else devices / (time.monotonic() - began) * 60.0
+    say(f"reached {found['reached']} in {found['reach_s']} s")
+    asking.meanwhile = "broker restarted"
+    weighed = Weight.of(others)
+    fleet.tell("mark")
+    time.sleep(1.0)
+    began = time.monotonic()
+    for pid in brokers:
+        os.kill(pid, signal.SIGKILL)
+    found["back_s"] = fleet.until("again", devices)
+    took = max(1e-3, time.monotonic() - began)
+    found["controller_cpu_cores_while_they_come_back"] = (Weight.of(others).cpu_s - weighed.cpu_s) / took
+    say(f"all back in {found['back_s']} s")
+    return found
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--devices", type=int, default=10_000)
+    parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 2) - 1)))
+    parser.add_argument("--repeats", type=int, default=1)
+    chosen = parser.parse_args()
+    open_as_many_files_as_allowed()
+    postgres, runs = Postgres(), []
+    try:
+        for _ in range(chosen.repeats):
+            with tempfile.TemporaryDirectory(prefix="edgesplit-fleet-") as folder:
+                runs.append(measure(chosen.devices, chosen.processes, Path(folder), postgres.database()))
+    finally:
+        postgres.stop()
+
+    def median(name: str) -> float | None:
+        values = [one[name] for one in runs if one.get(name) is not None]
+        return statistics.median(values) if len(values) == len(runs) else None
+
+    targets = [
+        Target("10,000 simulated devices connected", median("connected"), 10_000, at_least=True),
+        Target("a deployment reaches devices per minute", median("reached_per_minute"), PER_MINUTE, at_least=True),
+        Target("broker restarted: seconds until all are back", median("back_s"), BACK_S),
+    ]
+    finish({"runs": runs}, targets, chosen.json)
+
+
+if __name__ == "__main__":
+    main()
