@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from edgesplit.seen import families, reference
 from edgesplit.seen.exposition import metrics_response, rendered
 from edgesplit.seen.families import FAMILIES, Family
 from edgesplit.seen.histogram import SECONDS, Histogram, quantile
-from edgesplit.seen.ledger import OTHER, Ledger, Series, gauge, packed, summed, unpacked
+from edgesplit.seen.ledger import OTHER, Entry, Ledger, Series, gauge, packed, summed, unpacked
 from edgesplit.seen.listener import metrics_server, parse_address
 from edgesplit.seen.timeline import LONGEST_S, SERVER_PHASES, Timeline, read_server_timing, server_timing
 from edgesplit_offload.totals import Totals, told
@@ -258,3 +259,17 @@ def test_addresses_for_metrics() -> None:
     """Brackets around IPv6."""
     assert parse_address("0.0.0.0:9400") == ("0.0.0.0", 9400)
     assert parse_address("[::1]:0") == ("::1", 0)
+
+
+def test_what_is_noted_is_seen_by_whoever_reads_and_what_cannot_be_counted_costs_nobody_else() -> None:
+    """A page never shows less than was counted before; a record that breaks while it is added up is logged."""
+    ledger = Ledger()
+
+    def breaks() -> Iterator[Entry]:
+        yield families.OFFLOAD_REQUESTS, ("m", "r", "answered"), 1.0
+        raise ZeroDivisionError
+
+    ledger.record(breaks())
+    ledger.count(families.OFFLOAD_REQUESTS, "m", "r", "answered")
+    (series,) = ledger.series()
+    assert series.value == 2.0

@@ -7,6 +7,7 @@ request a fraction of what it would one by one. The number of series is bounded,
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from edgesplit.errors import MalformedMessage
 from edgesplit.seen.families import BY_NAME, Family
 from edgesplit.seen.histogram import Histogram
 from edgesplit.settled import settle
+
+log = logging.getLogger(__name__)
 
 MOST_SERIES = 512
 """Of one family."""
@@ -67,12 +70,19 @@ class Ledger:
     def _add_up(self) -> None:
         """Everything noted so far. Holds the lock."""
         while self._noted:
-            for family, labels, value in self._noted.popleft():
-                if family.kind == "histogram":
-                    self._histogram(family, labels).observe(value)
-                else:
-                    key = self._key(family, labels, self._counters)
-                    self._counters[key] = self._counters.get(key, 0.0) + value
+            entries = self._noted.popleft()
+            try:
+                for family, labels, value in entries:
+                    self._add(family, labels, value)
+            except Exception:  # whoever counts next, or reads, is not to blame
+                log.exception("something could not be counted")
+
+    def _add(self, family: Family, labels: tuple[str, ...], value: float) -> None:
+        if family.kind == "histogram":
+            self._histogram(family, labels).observe(value)
+        else:
+            key = self._key(family, labels, self._counters)
+            self._counters[key] = self._counters.get(key, 0.0) + value
 
     def histogram(self, family: Family, *labels: str) -> Histogram:
         """A copy of that histogram as it is now; an empty one where nothing was observed."""
