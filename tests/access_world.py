@@ -26,12 +26,13 @@ from edgesplit_controller.bounds import RateLimit
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.callers import OWNER, Caller, Role
 from edgesplit_controller.database import Database, Deployment, Device, Model, Release, Table
-from edgesplit_controller.gate import Gate
+from edgesplit_controller.gate import Gate, a_trickle
 from edgesplit_controller.operators import Operators, OperatorWish
 from edgesplit_controller.peers import SCOPE, Peer
 from edgesplit_controller.rollout.asked import PLAIN, terms_of
 from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
 from edgesplit_controller.sessions import Sessions
+from edgesplit_controller.throttle import Failures
 
 HOST = "hub.test"
 OWNER_TOKEN = "the owner's"
@@ -108,7 +109,14 @@ class World:
         self.audit = Audit(self.database, now=self.clock)
         self._before = self.audit.head()[0]
         sessions = Sessions(self.database, self.operators, now=self.clock)
-        self.gate = Gate(self.operators, sessions, self.audit, calls=RateLimit(per_s=calls, burst=calls))
+        self.gate = Gate(
+            self.operators,
+            sessions,
+            self.audit,
+            calls=RateLimit(per_s=calls, burst=calls, now=self.clock),
+            failures=Failures(self.clock),
+            listed=a_trickle(self.clock),
+        )
         if not hasattr(self, "app"):
             self.app = create_app(self.controller, self.gate, hosts=[HOST], model_bytes=2_000_000, heavy=Heavy())
         self.app.state.gate = self.gate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -9,10 +10,9 @@ from urllib.parse import quote
 from browser import Browser
 from controller_world import Up, enrolled, tiny_model
 from edgesplit_controller.database import Database
-from made_fleet import make_fleet, make_history, want
+from made_fleet import CLASSES, CUTS, Cut, make_fleet, make_history, want
 
 MODEL = "people"
-ROWS = ("local", "remote")
 
 
 @dataclass
@@ -27,23 +27,44 @@ class Dashboard:
     names: list[str] = field(default_factory=list)
 
     @classmethod
-    def start(cls, folder: Path) -> Dashboard:
-        """A controller with nothing in it."""
+    def start(cls, folder: Path, *settings: str) -> Dashboard:
+        """A controller with nothing in it; `settings` as in `stale_after_s=600`."""
         up = Up(folder / "data")
-        assert up.start() == "ready"
+        assert up.start(*settings) == "ready"
         return cls(up, Database(f"sqlite:///{up.data / 'controller.db'}"))
 
-    def fill(self, devices: int, folder: Path) -> None:
-        """A model, deployed to one device that came over the broker, and a fleet on paper beside it."""
-        pushed = self.up.call("POST", f"/v1/models?name={MODEL}", tiny_model())[1]
+    def fill(
+        self,
+        devices: int,
+        folder: Path,
+        *,
+        raw: bytes | None = None,
+        classes: Sequence[str] = ("raspberrypi4",),
+        partition: str = "auto",
+    ) -> None:
+        """A model, deployed to a device of each class that came over the broker, and a fleet on paper beside them."""
+        pushed = self.up.call("POST", f"/v1/models?name={MODEL}", raw or tiny_model())[1]
         self.model = pushed["model"]
-        enrolled(self.up, "cam-1", folder / "devices", group="doors").session.stop()
-        made = self.up.ok("POST", "/v1/deployments", {"model": self.model, "to": ["cam-1"], "link": "lte"})
+        for number, name in enumerate(classes, 1):
+            came = enrolled(self.up, f"cam-{number}", folder / "devices", group="doors", device_class=name)
+            came.session.stop()
+        body = {"model": self.model, "to": ["all"], "link": "lte", "partition": partition}
+        made = self.up.ok("POST", "/v1/deployments", body)
         self.release, self.deployment = made["release"], made["deployment"]
-        self.names = make_fleet(self.database, devices, model=self.model, release=self.release, rows=ROWS)
+        cuts = self.cuts(classes[0]) if raw else CUTS
+        one = {"model": self.model, "release": self.release, "cuts": cuts}
+        self.names = make_fleet(self.database, devices, classes=classes if raw else CLASSES, **one)
         want(self.database, self.names, MODEL, self.release, self.deployment)
         if self.names:
-            make_history(self.database, self.names[0], self.model, self.release, {0.0: "local", 4.0: "remote"})
+            first = self.up.ok("GET", f"/v1/devices/{self.names[0]}")["device_class"]
+            cuts = self.cuts(first) if raw else CUTS
+            make_history(self.database, self.names[0], self.model, self.release, cuts)
+
+    def cuts(self, device_class: str) -> list[Cut]:
+        """The rows of the plan for that class."""
+        shown = self.up.ok("GET", f"/v1/views/models/{self.model}")["releases"][0]["plans"]
+        plan = next(plan for plan in shown if plan["device_class"] == device_class)
+        return [Cut(row["name"], row["device_s"], row["remote_s"], row["up_bytes"]) for row in plan["rows"]]
 
     @property
     def url(self) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from edgesplit_controller.rollout.terms import Pace, Portion, Rate, Terms
 from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 SESSION = 3
+RTT_S = 0.06
 CLASSES = ("raspberrypi4", "raspberrypi5", "jetson-nano", "coral")
 GROUPS = ("doors", "dock", "kiosks", "lab", "roof")
 SITES = ("oslo", "bergen", "turku", "gdansk")
@@ -25,12 +26,28 @@ TROUBLES = (
 )
 
 
+class Cut(NamedTuple):
+    """A row of a plan, as far as a report shows it."""
+
+    name: str
+    device_s: float
+    remote_s: float
+    up_bytes: int
+
+    def seconds(self, mbit: float) -> float:
+        """Of an answer, over an uplink of so many Mbit/s."""
+        return self.device_s + self.remote_s + (RTT_S + self.up_bytes / (mbit * 125_000) if self.up_bytes else 0.0)
+
+
+CUTS = (Cut("local", 0.115, 0.0, 0), Cut("remote", 0.031, 0.009, 22_500))
+
+
 def device_row(
     name: str,
     *,
     model: str = "",
     release: str = "",
-    rows: Sequence[str] = ("local",),
+    cuts: Sequence[Cut] = CUTS,
     rng: random.Random | None = None,
     now: float | None = None,
     state: str = "online",
@@ -45,8 +62,10 @@ def device_row(
     models = []
     if model:
         word, detail = trouble or ("running", "")
-        models = [{"model": model, "release": release, "wanted": release, "state": word, "detail": detail}]
-    told = telemetry(rng, model, release, rng.choice(list(rows))) if model else None
+        models = [
+            {"model": model.partition("@")[0], "release": release, "wanted": release, "state": word, "detail": detail}
+        ]
+    told = telemetry(rng, model, release, cuts) if model else None
     return Device(
         name=name, device_class=device_class, group=group,
         labels={"site": rng.choice(SITES), "floor": str(rng.randrange(1, 5))}, link="lte",
@@ -62,21 +81,23 @@ def device_row(
     )  # fmt: skip
 
 
-def telemetry(rng: random.Random, model: str, release: str, row: str, mbit: float | None = None) -> dict[str, Any]:
-    """One report, with figures that hang together."""
+def telemetry(
+    rng: random.Random, model: str, release: str, cuts: Sequence[Cut] = CUTS, mbit: float | None = None
+) -> dict[str, Any]:
+    """One report, with figures that hang together: the best cut at this bandwidth, and what it takes."""
     mbit = mbit if mbit is not None else max(0.3, rng.lognormvariate(2.0, 0.6))
-    requests = rng.randrange(20, 60)
-    late = rng.random() < 0.15
-    device_s, remote_s = (0.115, 0.0) if row == "local" else (0.031, 0.009)
-    link_s = 0.0 if row == "local" else 0.05 + 0.18 / mbit
-    device_s *= rng.uniform(0.95, 1.15)
+    cut = min(cuts, key=lambda one: one.seconds(mbit))
+    requests, late = rng.randrange(20, 60), rng.random() < 0.15
+    device_s, remote_s = cut.device_s * rng.uniform(0.97, 1.1), cut.remote_s * rng.uniform(0.95, 1.3)
+    link_s = (cut.seconds(mbit) - cut.device_s - cut.remote_s) * rng.uniform(0.95, 1.15)
     total_s = device_s + link_s + remote_s
     return {
         "session": SESSION, "sequence": 0, "emulated": True, "remote_ok": True, "up_bytes_per_s": mbit * 125_000,
-        "rtt_s": rng.uniform(0.04, 0.07),
+        "rtt_s": RTT_S * rng.uniform(0.9, 1.15),
         "models": [{
-            "model": model, "release": release, "row": row, "requests": requests, "failed": 0,
-            "fallbacks": rng.randrange(1, 6) if late else 0, "switches": 0, "late": 0, "up_bytes": 40_000 * requests,
+            "model": model.partition("@")[0], "release": release, "row": cut.name, "requests": requests, "failed": 0,
+            "fallbacks": rng.randrange(1, 6) if late else 0, "switches": 0, "late": 0,
+            "up_bytes": cut.up_bytes * requests,
             "latency_p50_s": total_s, "latency_p95_s": total_s * rng.uniform(1.1, 1.5), "predicted_s": total_s,
             "device_s": device_s, "link_s": link_s, "remote_s": remote_s, "trouble": "",
         }],
@@ -93,7 +114,8 @@ def make_fleet(
     *,
     model: str = "",
     release: str = "",
-    rows: Sequence[str] = ("local",),
+    cuts: Sequence[Cut] = CUTS,
+    classes: Sequence[str] = CLASSES,
     seed: int = 7,
 ) -> list[str]:
     """Devices of every kind and state; their names."""
@@ -104,12 +126,12 @@ def make_fleet(
             drawn = rng.random()
             state = "offline" if drawn > 0.985 else "stale" if drawn > 0.965 else "online"
             trouble = TROUBLES[number % len(TROUBLES)] if rng.random() < 0.02 else None
-            device_class, group = rng.choice(CLASSES), rng.choice(GROUPS)
+            device_class, group = rng.choice(list(classes)), rng.choice(GROUPS)
             name = f"{group}-{rng.choice(SITES)}-{number:04}"
             names.append(name)
             session.add(
                 device_row(
-                    name, model=model, release=release, rows=rows, rng=rng, state=state, trouble=trouble, group=group,
+                    name, model=model, release=release, cuts=cuts, rng=rng, state=state, trouble=trouble, group=group,
                     device_class=device_class,
                 )
             )  # fmt: skip
@@ -124,16 +146,15 @@ def want(database: Database, names: Sequence[str], model: str, release: str, dep
 
 
 def make_history(
-    database: Database, name: str, model: str, release: str, rows: Mapping[float, str], *, reports: int = 240
+    database: Database, name: str, model: str, release: str, cuts: Sequence[Cut] = CUTS, *, reports: int = 240
 ) -> None:
-    """Reports over the last hours on a link that comes and goes; `rows`: which is used above so many Mbit/s."""
+    """Reports over the last hour on a link that comes and goes."""
     rng, now = random.Random(name), time.time()
     mbit = 9.0
     with database.write() as session:
         for number in range(reports):
-            mbit = min(30.0, max(0.6, mbit * rng.lognormvariate(0, 0.13)))
-            row = rows[max(edge for edge in rows if edge <= mbit)]
-            told = telemetry(rng, model, release, row, mbit)
+            mbit = min(25.0, max(0.5, mbit * rng.lognormvariate(-0.01, 0.16)))
+            told = telemetry(rng, model, release, cuts, mbit)
             at = now - 15.0 * (reports - number)
             session.add(
                 TelemetryRow(device=name, at=at, stored=at, session=SESSION, sequence=number, late=False, content=told)

@@ -386,6 +386,7 @@ def _run(options: argparse.Namespace) -> int:
                 check(options)
                 identity = enrol_patiently(folder, claim, options.controller, stop.wait)
         if identity is not None:
+            logs.always(device=identity.device)
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
                 broker=options.broker, link=options.link, threads=options.threads, socket=_socket(options),

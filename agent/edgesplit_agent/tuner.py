@@ -13,7 +13,7 @@ from edgesplit.errors import EdgeError
 from edgesplit.runtime import Tensors
 from edgesplit.runtime.setup import Setup
 from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.tuning import BUDGET_S, Allowed, Memory, time_of, tuned
+from edgesplit_agent.tuning import BUDGET_S, Allowed, Memory, load_per_core, time_of, tuned
 from edgesplit_agent.worker.hosted import Hosted
 
 log = logging.getLogger(__name__)
@@ -22,8 +22,16 @@ log = logging.getLogger(__name__)
 class Tuner:
     """Of one device."""
 
-    def __init__(self, memory: Memory, allowed: Allowed, budget_s: float = BUDGET_S) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        allowed: Allowed,
+        budget_s: float = BUDGET_S,
+        load: Callable[[], float] = load_per_core,
+    ) -> None:
+        """`load`: of the machine for each core, before anything is measured."""
         self._memory = memory
+        self._load = load
         self._allowed = allowed
         self._budget_s = budget_s
 
@@ -35,13 +43,14 @@ class Tuner:
     def tune(self, active: ActiveRelease, inputs: Tensors, check: Callable[[], None], *, alone: bool = True) -> None:
         """Find out how it runs best, over inputs that an application could give, and run it so from now on. `check`
         raises where its answers are not right any more; `alone`: no other release serves here. Nothing is done twice,
-        nor for a release that runs in no worker."""
+        unless the machine was busy then and is quiet now, nor for a release that runs in no worker."""
         host = active.host
         rows = sorted(active.plan.rows, key=lambda row: (row.is_local, len(row.device)))
         order = active.order(rows[-1].device)
         if not isinstance(host, Hosted) or host.emulated or not order:
             return
-        if self._memory.setup_of(active.digest, self._allowed) is not None:
+        load = self._load()
+        if not self._memory.is_due(active.digest, self._allowed, load):
             return
         first, began = host.setup, perf_counter()
 
@@ -69,7 +78,7 @@ class Tuner:
             host.use(best)
             check()
         log.info("release %s runs with %s", active.digest[:12], best)
-        self._memory.keep(active.digest, best, times)
+        self._memory.keep(active.digest, best, times, load)
 
     @staticmethod
     def calm(active: ActiveRelease) -> None:

@@ -34,6 +34,8 @@ BUDGET_S = 5.0
 RUNS, LEAST_RUNS, RUNS_S = 9, 3, 0.4
 """Of each candidate: so many, at least so many, and beyond these for so long."""
 REMEMBERED = 32
+BUSY = 0.5
+"""Beyond so much load for each core, times are others' too: what was found then is found again on a quieter day."""
 _ENGINES = ("onnxruntime", "ai-edge-litert", "tflite-runtime")
 
 
@@ -111,6 +113,8 @@ class Found(msgspec.Struct, frozen=True):
     setup: Setup
     seconds: dict[str, float]
     """By setup, as measured."""
+    load: float = 0.0
+    """Of the machine when it was measured, for each core."""
 
 
 class Memory:
@@ -128,10 +132,16 @@ class Memory:
         forbidden = allowed.optimise == "exact" and found.setup.optimise != "exact"
         return None if forbidden or allowed.threads not in (0, found.setup.threads) else found.setup
 
-    def keep(self, release: str, setup: Setup, seconds: dict[str, float]) -> None:
+    def is_due(self, release: str, allowed: Allowed, load: float) -> bool:
+        """Whether to measure: nothing is known of it, or only what was found on a busy machine that is quiet now."""
+        if self.setup_of(release, allowed) is None:
+            return True
+        return self._read()[release].load > BUSY >= load
+
+    def keep(self, release: str, setup: Setup, seconds: dict[str, float], load: float = 0.0) -> None:
         """Remember it, also after a restart; a disk that is full costs no more than measuring again."""
         others = {name: found for name, found in self._read().items() if name != release}
-        kept = dict([*others.items(), (release, Found(self._where, setup, seconds))][-REMEMBERED:])
+        kept = dict([*others.items(), (release, Found(self._where, setup, seconds, load))][-REMEMBERED:])
         try:
             write_durably(self._file, msgspec.json.encode(kept))
         except OSError as error:
@@ -142,6 +152,14 @@ class Memory:
             return msgspec.json.decode(self._file.read_bytes(), type=dict[str, Found])
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return {}
+
+
+def load_per_core() -> float:
+    """Of this machine over the last minute; nothing where it does not tell."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 0.0
 
 
 def here() -> str:

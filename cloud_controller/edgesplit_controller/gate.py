@@ -7,6 +7,8 @@ every refusal of what was presented is alike, and slows down whoever presents mo
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgesplit.errors import EdgeError
@@ -48,8 +50,10 @@ class Presented:
     """Does the browser say that a page of another origin asks?"""
 
 
-def _trickle() -> Trickle:
-    return Trickle(RateLimit(per_s=0.2, burst=30), RateLimit(per_s=2.0, burst=300))
+def a_trickle(now: Callable[[], float] = time.monotonic) -> Trickle:
+    """Which refusals get a line: the first thirty from one place and one in five seconds after that, three hundred from
+    everywhere and two a second."""
+    return Trickle(RateLimit(per_s=0.2, burst=30, now=now), RateLimit(per_s=2.0, burst=300, now=now))
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Gate:
     calls: RateLimit = field(default_factory=lambda: RateLimit(per_s=100.0, burst=1_000))
     """Per operator."""
     failures: Failures = field(default_factory=Failures)
-    listed: Trickle = field(default_factory=_trickle)
+    listed: Trickle = field(default_factory=a_trickle)
     """Which refusals get a line of their own in the audit log."""
 
     def let_in(self, presented: Presented) -> Caller:

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from edgesplit import messages
 from edgesplit.limits import LIMITS
 from edgesplit.messages import Birth, BundlePiece, Death, JobRefused, Kept, Late, Reported, Telemetry
-from edgesplit_controller import bundles, causes, truth
+from edgesplit_controller import after_restore, bundles, causes, truth
 from edgesplit_controller.database import Device, Table, TelemetryRow, record
 from edgesplit_controller.truth_tables import ConditionRow, HeardRow, RunningRow
 
@@ -162,12 +162,10 @@ class _Batch:
             verdict = "older session"
         _keep(row, heard)
         if device.restored is not None and verdict in ("new", "again"):
-            _compare_with_backup(self._session, device, report.counter, self._now)
+            after_restore.compare(self._session, device, report.counter, self._now)
         if verdict != "new":
             return verdict
         device.reported, row.reported_at = msgspec.to_builtins(report), self._now
-        if device.restored is not None:
-            self._compare_with_backup(device, report.counter)
         self._note(device.name, "report", causes.of_report(report))
         self._runs(device.name, report)
         return verdict
@@ -189,14 +187,6 @@ class _Batch:
             row.release, row.wanted, row.state = one.release[:64], one.wanted[:64], one.state
             row.detail = one.detail[: causes.LONGEST]
             row.cause = causes.cause(one.detail or report.safe_mode) if failed else ""
-
-    def _compare_with_backup(self, device: Device, counter: int) -> None:
-        """A restored row is as good as any other once its device knows nothing newer."""
-        if counter <= device.counter:
-            device.restored = None
-            return
-        device.counter = counter
-        record(self._session, self._now, device.name, "device.ahead", device.name, counter=counter)
 
     def _telemetry(self, device: Device, message: Telemetry, taken: Taken) -> str:
         row = self._row(device)
@@ -286,15 +276,6 @@ class _Batch:
             )  # fmt: skip
             self._session.add(row)
         return row
-
-
-def _compare_with_backup(session: Session, device: Device, counter: int, now: float) -> None:
-    """A restored row is as good as any other once its device knows nothing newer."""
-    if counter <= device.counter:
-        device.restored = None
-        return
-    device.counter = counter
-    record(session, now, device.name, "device.ahead", device.name, counter=counter)
 
 
 def forget(session: Session, name: str) -> None:

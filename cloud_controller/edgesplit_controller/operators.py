@@ -25,7 +25,8 @@ from edgesplit_controller.refusals import Conflict, NotAllowed, unknown
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 MOST_GROUPS = 64
 LIFE_S = 90 * 86_400
-LONGEST_S = 3_650 * 86_400
+LONGEST_S = 365 * 86_400
+"""As long as a certificate."""
 SEEN_EVERY_S = 60.0
 """`last_seen` is this coarse, so that reading does not write."""
 OWNERS = (
@@ -108,6 +109,8 @@ class Operators:
                 raise Conflict(f"operator {name!r} is revoked: `edgectl operator add {name}` lets them in again")
             if expires_s:
                 row.expires = now + expires_s
+            elif state(row, now) == "expired":
+                raise Conflict(f"operator {name!r} has expired: say for how long they are let in again (--expires)")
             _void(session, name, now, but_serial="" if csr_pem else None)
             return self._equipped(session, row, csr_pem, now)
 

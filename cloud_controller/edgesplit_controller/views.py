@@ -15,12 +15,13 @@ from edgesplit.plan import Conditions, Link, Plan, cost
 from edgesplit.release import Manifest
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.curves import curves
-from edgesplit_controller.database import Desired, Device, Event, Release
+from edgesplit_controller.database import Desired, Device, Event, Model, Release
 from edgesplit_controller.fleet_rows import fleet_rows
 from edgesplit_controller.planning import Wish
 from edgesplit_controller.shown import shown_event, shown_model
 
 NEWEST_RELEASES = 12
+MOST_VERSIONS = 1_000
 
 
 def fleet(controller: Controller, *, names: Collection[str] = ()) -> dict[str, Any]:
@@ -29,14 +30,23 @@ def fleet(controller: Controller, *, names: Collection[str] = ()) -> dict[str, A
         "now": time.time(),
         "stale_after_s": controller.devices.stale_after_s,
         "devices": fleet_rows(controller.database, controller.devices, names=names),
+        "releases": _versions(controller),
     }
+
+
+def _versions(controller: Controller) -> dict[str, str]:
+    """Of the newest releases: `name@version` by digest, for devices name models without their versions."""
+    named = select(Release.digest, Model.name, Model.version).join(Model, Model.id == Release.model_id)
+    with controller.database.read() as session:
+        rows = session.execute(named.order_by(Release.created.desc()).limit(MOST_VERSIONS)).all()
+    return {row.digest: f"{row.name}@{row.version}" for row in rows}
 
 
 def device_curves(controller: Controller, name: str) -> list[dict[str, Any]]:
     """For each model wanted of a device, its class's plan by the release that runs there, else by the one wanted."""
     device = controller.devices.get(name)
     told: dict[str, Any] = device.telemetry or {}
-    windows = {window["model"]: window for window in told.get("models", [])}
+    windows = {window["model"].partition("@")[0]: window for window in told.get("models", [])}
     running = {one["model"].partition("@")[0]: one["release"] for one in (device.reported or {}).get("models", [])}
     with controller.database.read() as session:
         wanted = session.scalars(select(Desired).where(Desired.device == name).order_by(Desired.model)).all()
@@ -48,7 +58,7 @@ def device_curves(controller: Controller, name: str) -> list[dict[str, Any]]:
         if manifest is None or plan is None:
             continue
         here = _link(plan, told)
-        window = windows.get(manifest.model)
+        window = windows.get(row.model)
         now = _now(plan, here, window["row"], told["at"]) if here is not None and window is not None else None
         found.append({"model": manifest.model, "release": digest, "curves": curves(plan, here), "now": now})
     return found

@@ -10,16 +10,19 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Protocol
 
+import numpy as np
+
 from edgesplit import oip
-from edgesplit.errors import ModelRefused
+from edgesplit.errors import InferenceFailed, ModelRefused, UsageError
 from edgesplit.release import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Program, Runtime, Tensor, execute
 from edgesplit.runtime.load import load_slice
 from edgesplit.sealed import SliceInMemory, SliceSource
-from edgesplit_offload.gain import apart, joined, keeps_apart, measured, stackable
+from edgesplit_offload.gain import apart, joined, keeps_apart, measured, noise, stackable
 from edgesplit_offload.memory import Key, Memory, Piece
 from edgesplit_offload.pace import Pace
 from edgesplit_offload.rebatch import source_of_many
@@ -94,6 +97,18 @@ class FarHalf:
         """Load what is not loaded; whatever loading raises."""
         with self._memory.lent(self._together or self._alone):
             pass
+
+    @property
+    def fits(self) -> bool:
+        """Is there memory for it without letting anything go?"""
+        return self._memory.has_room(self._together or self._alone)
+
+    def warm(self) -> None:
+        """Load it and, where noise makes an input, run it once: the first run of an engine is a slow one."""
+        self.load()
+        if all(spec.datatype != "BYTES" and -1 not in spec.shape for spec in self._inputs):
+            with suppress(InferenceFailed, UsageError):  # what decodes frames takes no noise
+                self.run([noise(self._inputs, np.random.default_rng(0))])
 
     def unload(self) -> None:
         """Let go of its memory, as far as it does not run just now. The next request loads it again."""

@@ -85,6 +85,12 @@ class Memory:
             found = [self._entries.get(one.key) for one in pieces]
         return all(entry is not None and entry.program is not None for entry in found)
 
+    def has_room(self, pieces: Sequence[Piece]) -> bool:
+        """Could all of them be loaded without letting anything go?"""
+        with self._lock:
+            missing = sum(one.bytes for one in pieces if one.key not in self._entries)
+            return self._budget is None or self._taken() + missing <= self._budget
+
     @contextmanager
     def lent(self, pieces: Sequence[Piece]) -> Iterator[dict[str, Program]]:
         """Programs of these slices by name, loaded now where they were not, and kept until they are given back.

@@ -50,6 +50,7 @@ from edgesplit_offload.totals import told
 from edgesplit_offload.turns import Turns
 from edgesplit_offload.visits import RELAYED, Visit, Visits
 from edgesplit_offload.waiting import Job
+from edgesplit_offload.warming import Warming
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class OffloadServer:
             elsewhere.told_load = self._turns.told_load
         self._measuring = Background() if batching else None
         self._clock = CLOCKS[threads == 1]
+        self._warming = Warming(folder, self._shelf)
         self._siblings = siblings or Alone()
         self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
         self._siblings.listen({**self._management.answerers, SERIES: lambda _: told(self._mark, self.series())})
@@ -154,10 +156,16 @@ class OffloadServer:
     def start(self) -> None:
         """Listen; UsageError where the address cannot be had."""
         self.http.start()
+        self.look_out()
+
+    def look_out(self) -> None:
+        """Get releases ready as they come."""
+        self._warming.start()
 
     def stop(self, drain_s: float = 5.0) -> None:
         """Not ready any more; accept no more, finish what runs, close."""
         self.not_ready()
+        self._warming.stop()
         if self._measuring is not None:
             self._measuring.stop()
         self.http.stop(drain_s)

@@ -12,6 +12,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from edgesplit import codecs, names, oip
@@ -159,6 +160,17 @@ class Shelf:
         except MalformedMessage as error:
             raise NotFound(f"unknown model: {error}") from error
         return opened.model(name, device_class, row_name)
+
+    def halves(self, digest: str) -> list[FarHalf]:
+        """Every far half of that release that this server can run; NotFound, TrustError, as for a model of it."""
+        opened = self._release(digest)
+        halves: dict[str, FarHalf] = {}
+        for device_class, plan in opened.release.manifest.plans.items():
+            for row in (row for row in plan.rows if not row.is_local):
+                with suppress(ModelRefused, NotFound):
+                    half = opened.model(oip.remote_name(digest, device_class, row.name), device_class, row.name).half
+                    halves[half.kind] = half
+        return list(halves.values())
 
     def models(self) -> dict[str, bool]:
         """All models of the releases that are open, and which of them could run without loading anything."""

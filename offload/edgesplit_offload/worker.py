@@ -108,6 +108,7 @@ class Worker:
         on_stop_signals(self._ending.set)
         threading.Thread(target=self._listen, args=(server,), name="listening", daemon=True).start()
         threading.Thread(target=self._take, args=(server,), name="taking", daemon=True).start()
+        server.look_out()
         self._talk.send(Ready())
         while not self._ending.wait(ALIVE_EVERY_S):
             if server.longest_run_s() < self._longest_run_s:

@@ -37,21 +37,6 @@ def world(tmp_path: Path) -> World:
     return made
 
 
-def test_a_bad_release_stops_at_its_threshold_and_touches_nobody_else(world: World) -> None:
-    """F1: 10 % of 200 are told, all of them fail and are back on the old version; 180 never hear of it. With a release
-    that fails on one device in ten, the rollout stops in the stage that finds out."""
-    number = world.deploy(BAD, ["group=cams"], stages=("10%", "50%", "100%"), abort_when_failed="5%")
-    world.settle()
-    shown = world.shown(number)
-    assert shown["state"] == "failed" and shown["stage"] == 1
-    assert shown["states"]["gone back"] == 20 and shown["states"]["skipped"] == 180
-    assert set(world.running().values()) == {OLD} and {one.wanted for one in world.fleet.values()} == {OLD}
-    assert {name for name, one in world.fleet.items() if BAD in one.ran} == {
-        name for name, one in world.members(number).items() if one["stage"] == 1
-    }
-    assert not world.broken()
-
-
 def test_a_release_that_fails_on_some_devices_stops_in_the_stage_that_finds_out(world: World) -> None:
     """F1: every failing device is back by itself and by our word, those that run it well keep it, the last stage never
     begins."""
@@ -127,7 +112,7 @@ def test_operators_at_once_leave_every_device_with_the_newest_word(database_url:
         named[world.deploy(release, names)] = names
 
     def loop() -> None:
-        while not ended.is_set():
+        while not ended.wait(0.01):
             world.rollouts.step_all()
 
     operators = [threading.Thread(target=operator, args=half) for half in halves]

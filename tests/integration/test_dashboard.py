@@ -19,6 +19,7 @@ from edgesplit_controller.database import Device
 from made_fleet import device_row, make_rollout
 
 MANY = 1_000
+AXE = Path(__file__).parents[2] / "cloud_controller" / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 
@@ -160,19 +161,42 @@ def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, br
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "aborted"
 
 
-def test_every_page_fits_a_phone(dashboard: Dashboard, browser: Browser) -> None:
-    """At 390 points nothing has to be scrolled sideways."""
-    browser.size(*PHONE)
-    pages = {
+def pages(dashboard: Dashboard) -> dict[tuple[str, ...], str]:
+    """Every page, and what stands there once it is read."""
+    return {
         (): "devices",
         ("devices", dashboard.names[0]): "Plan of",
         ("models",): "people@",
         ("models", dashboard.model): "planned for",
         ("rollouts",): "Rollout",
+        ("rollouts", str(dashboard.deployment)): "Stages",
         ("events",): "deployment.made",
         ("system",): "version",
     }
-    for parts, text in pages.items():
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_fault_on_any_page(dashboard: Dashboard, browser: Browser, scheme: str) -> None:
+    """Names, roles, contrast, landmarks, headings: axe-core's rules, in the system's light and dark."""
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: `make dashboard` does where npm's registry can be reached")
+    browser.colours(scheme)
+    for parts, text in pages(dashboard).items():
+        browser.open("about:blank")
+        browser.open(dashboard.page(*parts))
+        browser.shows(text, "main")
+        browser.run(AXE.read_text("utf-8"))
+        found = browser.driver.execute_async_script(
+            "const done = arguments[arguments.length - 1]; axe.run(document).then(found => done(found.violations))"
+        )
+        told = [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in found]
+        assert told == [], (parts, scheme)
+
+
+def test_every_page_fits_a_phone(dashboard: Dashboard, browser: Browser) -> None:
+    """At 390 points nothing has to be scrolled sideways."""
+    browser.size(*PHONE)
+    for parts, text in pages(dashboard).items():
         browser.open(dashboard.page(*parts))
         browser.shows(text, "main")
         width = browser.run("return document.documentElement.scrollWidth")

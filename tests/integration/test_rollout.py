@@ -73,9 +73,9 @@ def test_a_device_that_is_off_holds_up_nobody(cloud: Cloud, fleet: list[Agent]) 
     off, on = fleet
     off.process.kill()
     made = deploy(cloud, "device")
-    eventually(f"{on.name} runs it", lambda: runs(cloud, on.name) == made["release"])
-    states = cloud.api.get(f"/v1/rollouts/{made['rollout']}")["states"]
-    assert states["told"] == 1 and states["queued"] == 0
+    path = f"/v1/rollouts/{made['rollout']}"
+    eventually(f"{on.name} runs it", lambda: cloud.api.get(path)["states"]["succeeded"] == 1)
+    assert cloud.api.get(path)["states"]["told"] == 1 and runs(cloud, on.name) == made["release"]
 
     newer = deploy(cloud, "auto")
     assert newer["supersedes"] == [{"rollout": made["rollout"], "devices": 1}]
@@ -83,8 +83,31 @@ def test_a_device_that_is_off_holds_up_nobody(cloud: Cloud, fleet: list[Agent]) 
 
     eventually("the newer one has ended", lambda: cloud.api.get(f"/v1/rollouts/{newer['rollout']}")["ended"])
     assert {runs(cloud, off.name), runs(cloud, on.name)} == {newer["release"]}
-    older = cloud.api.get(f"/v1/rollouts/{made['rollout']}")
+    older = eventually("the older one has ended", lambda: (one := cloud.api.get(path))["ended"] and one)
     assert older["state"] == "finished" and older["superseded_by"] == newer["rollout"]
+
+
+def test_a_gate_judges_what_the_canary_answers_and_sends_it_back(cloud: Cloud, fleet: list[Agent]) -> None:
+    """The canary runs the release well, but not as fast as was asked for (no device is): once it has answered a few
+    requests it goes back by our word, the other is never told, and the rollout has failed, with the figure."""
+    before = runs(cloud, "cam-1")
+    assert before == runs(cloud, "cam-2")
+    gate = ("--canary", "1", "--gate", "p95<1us", "--gate-after", "3 requests / 1h")
+    made = cloud.json("deploy", "digits", "--partition", "device", "--to", "all", *gate)
+    path = f"/v1/rollouts/{made['rollout']}"
+
+    def on_trial() -> Agent | None:
+        there = [one for one in cloud.api.get(f"{path}/devices") if one["ran_at"]]
+        return next((agent for agent in fleet if there and agent.name == there[0]["device"]), None)
+
+    canary = eventually("the canary runs it", on_trial)
+    for jpeg, _ in frames(4):
+        canary.infer("digits", frame_input(jpeg))
+
+    last = ended(cloud, made["rollout"], 11)
+    assert last["states"]["gone back"] == 1 and last["states"]["skipped"] == 1
+    assert last["failures"][0]["kind"] == "gate p95<1us" and " ms" in last["failures"][0]["example"]
+    assert runs(cloud, "cam-1") == runs(cloud, "cam-2") == before
 
 
 def deploy(cloud: Cloud, partition: str) -> Any:
@@ -95,7 +118,7 @@ def deploy(cloud: Cloud, partition: str) -> Any:
 def test_commands_refuse_what_does_not_apply(cloud: Cloud, fleet: list[Agent]) -> None:
     """With the reason, and the codes of a wrong call; nothing is made of an expression with a typo."""
     newest = cloud.api.get("/v1/rollouts")[-1]
-    assert "it is finished" in cloud.edgectl("rollout", "pause", str(newest["id"]), code=2)
+    assert "cannot be paused: it is" in cloud.edgectl("rollout", "pause", str(newest["id"]), code=2)
     refused = cloud.edgectl("deploy", "digits", "--to", "kind=lab and", code=2)
     assert "kind=lab and\n" in refused and " " * 16 + "^" in refused
     assert cloud.api.get("/v1/rollouts")[-1]["id"] == newest["id"]

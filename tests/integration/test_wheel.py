@@ -28,10 +28,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_every_room_and_what_they_read(wheel: Path) -> None:
-    """Device profiles, type marker and the demo's model travel with the code; no test and no cache does."""
+    """Device profiles, type marker, the demo's model and the dashboard, where it was built, travel with the code; no
+    test and no cache does."""
     names = set(zipfile.ZipFile(wheel).namelist())
 
     assert set(NEEDED) <= names
+    built = REPOSITORY / "cloud_controller" / "edgesplit_controller" / "dashboard_assets"
+    assets = {f"edgesplit_controller/dashboard_assets/{file.relative_to(built)}" for file in built.rglob("*.*")}
+    assert assets <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
 
 

@@ -92,3 +92,16 @@ def test_people_read_the_same_in_brackets() -> None:
     record = logging.LogRecord("edgesplit", logging.INFO, "", 0, "hello", (), None)
     record.operator, record.device = "an]na", "cam-1"
     assert logs.TextLines().format(record).endswith("hello [operator=an?na device=cam-1]")
+
+
+def test_an_agents_lines_are_about_its_device(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every thread; a line that is about another one says so."""
+    monkeypatch.setattr(logs, "_always", {})
+    logs.always(device="cam-1")
+    log = logging.getLogger("edgesplit_controller.test")
+    worker = threading.Thread(target=lambda: log.info("from a thread"))
+    worker.start()
+    worker.join()
+    with logs.about(device="cam-2"):
+        log.info("about another")
+    assert [line["device"] for line in lines()] == ["cam-1", "cam-2"]

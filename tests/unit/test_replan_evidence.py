@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgesplit.messages import PhaseSeconds, SliceSeconds, Window
 from edgesplit.plan import Link
 from edgesplit_controller.replan.evidence import Told, believed, middle, read, voice
+from edgesplit_partitioner.costs import check_costs
+from edgesplit_partitioner.measured_costs import MOST, as_measured
 from replan_world import LINK, MODEL, RELEASE, Fleet, costs_of, voices, world
 
 _, PLAN, LAYERS = world(costs_of(remote_part=0.6))
@@ -129,6 +132,52 @@ def test_the_middle_is_one_of_the_voices_and_as_many_are_on_either_side(values: 
     assert found in values
     assert sum(value < found for value in values) <= len(values) / 2
     assert sum(value > found for value in values) <= len(values) / 2
+
+
+AMOUNTS = st.floats(0, 1e15)
+NAMES = st.sampled_from([*(row.name for row in PLAN.rows), *PLAN.slice_s, "", "nobody", "input", "x" * 64])
+WINDOWS = st.builds(
+    Window,
+    model=st.just(MODEL),
+    release=st.just(RELEASE),
+    row=NAMES,
+    requests=st.integers(0, 2**53),
+    switches=st.integers(0, 1),
+    fallbacks=st.integers(0, 1),
+    late=st.integers(0, 2**53),
+    up_bytes=st.integers(0, 2**53),
+    slices=st.lists(st.builds(SliceSeconds, NAMES, AMOUNTS, st.integers(0, 2**53)), max_size=4).map(tuple),
+    phases=st.lists(
+        st.builds(PhaseSeconds, st.sampled_from(["remote", "remote_queue", "x"]), AMOUNTS, st.just(())), max_size=3
+    ).map(tuple),
+)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(WINDOWS, AMOUNTS, AMOUNTS, AMOUNTS, st.booleans()), min_size=1, max_size=4),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_whatever_devices_say_costs_stay_costs(said: list[list[tuple[Window, float, float, float, bool]]]) -> None:
+    """Any figures that the wire lets through: no exception, and nothing in the next costs that no plan can be made of;
+    no layer moves by more than its bound."""
+    told = {
+        f"d{number}": [
+            Told(at=at, emulated=emulated, up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rtt, remote_ok=True,
+                 models=(window,))
+            for at, (window, up, down, rtt, emulated) in enumerate(each)
+        ]
+        for number, each in enumerate(said)
+    }  # fmt: skip
+    seen = believed(voices(PLAN, told), PLAN, LAYERS)
+    costs = as_measured(costs_of(remote_part=0.6), seen)
+    check_costs(costs)
+    assert 0.0 <= seen.planned_link.rtt_s <= 120.0 and seen.link.up_bytes_per_s >= 100.0
+    for before, after in zip(costs_of(remote_part=0.6).layers, costs.layers, strict=True):
+        for tier, seconds in before.seconds.items():
+            assert seconds / MOST <= after.seconds[tier] * 1.000001 and after.seconds[tier] <= seconds * MOST * 1.000001
 
 
 def test_without_a_voice_the_plan_is_believed() -> None:

@@ -9,6 +9,7 @@ import pytest
 from edgesplit.errors import NotFound, UsageError
 from edgesplit_controller.database import Event
 from edgesplit_controller.refusals import Conflict
+from edgesplit_controller.rollout import engine
 from edgesplit_controller.rollout.asked import PLAIN
 from rollout_world import BAD, NEW, NEWER, OLD, World
 
@@ -452,8 +453,13 @@ def test_a_device_that_cannot_be_told_fails_and_holds_up_nobody(world: World, mo
     assert world.members(number)["cam-001"]["state"] == "failed" and world.state(number) == "finished"
 
 
-def test_a_rollout_is_bounded(world: World) -> None:
-    """Too many devices are refused before anything is made."""
+def test_a_rollout_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many devices are refused before anything is made, and so are too many rollouts at once."""
+    world.enrol("a")
+    monkeypatch.setattr(engine, "MOST_ACTIVE", 1)
+    world.deploy(NEW)
+    with pytest.raises(Conflict, match="1 rollouts are on their way"):
+        world.deploy(NEWER)
     with pytest.raises(UsageError, match="at most 20000"):
         world.rollouts.check(PLAIN, 20_001)
 

@@ -106,6 +106,18 @@ def test_what_was_found_is_remembered_for_this_machine_and_engine(tmp_path: Path
     assert "onnxruntime" in here()
 
 
+def test_what_was_found_on_a_busy_machine_is_found_again_on_a_quiet_one(tmp_path: Path) -> None:
+    """Times taken beside others' work choose too few threads; while it is busy nothing is measured twice."""
+    memory, allowed = Memory(tmp_path / "tuning.json"), Allowed(4)
+    assert memory.is_due("release", allowed, 3.0)
+    memory.keep("release", Setup(), {}, 3.0)
+    assert not memory.is_due("release", allowed, 2.0)
+    assert memory.is_due("release", allowed, 0.1)
+    memory.keep("release", Setup(threads=2), {}, 0.1)
+    assert not memory.is_due("release", allowed, 0.1)
+    assert memory.setup_of("release", allowed) == Setup(threads=2)
+
+
 @pytest.mark.parametrize(
     "spoilt", [b"", b"{", b'{"a": {"where": "here", "setup": {"threads": 100000}, "seconds": {}}}']
 )

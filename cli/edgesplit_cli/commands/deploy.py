@@ -152,7 +152,7 @@ def deploy(
         wait_for(api, made["rollout"], wait_s)
         return
     console().print(
-        f"Rollout {made['rollout']} has begun: `edgectl rollout status --watch` follows it, `edgectl device list` shows"
+        f"Rollout {made['rollout']}: `edgectl rollout status --watch` follows it, `edgectl device list` shows"
         " who runs what."
     )
 

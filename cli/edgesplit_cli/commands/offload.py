@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from edgesplit.durable import write_durably
+from edgesplit.errors import UsageError
 from edgesplit.seen.logs import FORMATS, LEVELS
 from edgesplit_cli.addresses import METRICS
 from edgesplit_cli.show import json_option, print_json
@@ -108,6 +109,8 @@ def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool)
 
     for host in hosts:
         check_host(host)
+    if not (data / "keys" / "ca.pem").is_file():
+        raise UsageError(f"{data} is no controller's data folder yet: `edgectl --data {data} up` makes its authority")
     authority = Authority(data / "keys")
     issued = authority.issue_server("offload-elsewhere", hosts)
     files = {

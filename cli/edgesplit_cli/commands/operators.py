@@ -9,10 +9,12 @@ from urllib.parse import quote
 
 import click
 
+from edgesplit.errors import UsageError
 from edgesplit_cli import credentials
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.login import expiry
 from edgesplit_cli.quantities import LIFE
+from edgesplit_cli.settings import chosen_credentials
 from edgesplit_cli.show import can_write, console, json_option, plain, print_json, table
 
 ROLES = ("viewer", "operator", "admin")
@@ -61,15 +63,27 @@ def list_operators(data: Path, as_json: bool) -> None:
 
 
 @operator.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--expires", type=LIFE, default=None, help="For how long from now. [default: as it was]")
 @out_option
 @click.pass_obj
-def rotate(data: Path, name: str, expires: float | None, out: Path | None) -> None:
-    """Give NAME a new token and certificate. The old ones, and their sessions, end now."""
-    body = {"expires_s": int(expires or 0)}
-    given = _equip(Api.of(data), f"/v1/operators/{quote(name, safe='')}/rotate", body, _file(name, out))
-    click.echo(f"{name}'s old credentials are void{expiry(given.expires)}; the new ones are in {_file(name, out)}")
+def rotate(data: Path, name: str | None, expires: float | None, out: Path | None) -> None:
+    """Give NAME a new token and certificate. The old ones, and their sessions, end now.
+
+    Without NAME: your own, in place of the credentials that you use here; you last no longer for it.
+    """
+    mine = chosen_credentials(data)
+    if name is None and (mine is None or expires is not None):
+        raise UsageError(
+            "the data folder's owner gets a new token by deleting operator.token there and starting again"
+            if mine is None
+            else "only an admin says for how long, with your name before --expires"
+        )
+    file = out or mine if name is None else _file(name, out)
+    assert file is not None
+    path = "/v1/operator/token" if name is None else f"/v1/operators/{quote(name, safe='')}/rotate"
+    given = _equip(Api.of(data), path, {"expires_s": int(expires or 0)}, file)
+    click.echo(f"{given.operator}'s old credentials are void{expiry(given.expires)}; the new ones are in {file}")
 
 
 @operator.command()

@@ -14,6 +14,7 @@ from edgesplit_cli.commands.percent import as_share
 from edgesplit_cli.quantities import Quantity
 from edgesplit_cli.show import console, headed, json_option, ms, print_json, rate, share, size, table
 
+MOST_NAMED = 10
 MODES = ("auto", "propose", "off")
 LASTING = Quantity("duration", {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}, "30m or 6h")
 replan_option = click.option(
@@ -157,7 +158,9 @@ def accept(data: Path, /, number: int, as_json: bool) -> None:
     if as_json:
         print_json(done)
     else:
-        console().print(f"release {done['result'][:16]}… is on its way to {', '.join(done['devices'])}")
+        devices = done["devices"]
+        whom = ", ".join(devices) if len(devices) <= MOST_NAMED else f"{len(devices)} devices"
+        console().print(f"release {done['result'][:16]}… is on its way to {whom}; see `edgectl rollout status`")
 
 
 @click.command()

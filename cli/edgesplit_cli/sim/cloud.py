@@ -25,6 +25,7 @@ from edgesplit_controller.database import Database, Model
 from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.devices import ClaimWish, Devices
 from edgesplit_controller.director import Director
+from edgesplit_controller.evidence import of_members
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.planning import Planning, Wish
 from edgesplit_controller.registry import Registry
@@ -102,7 +103,9 @@ class SimulatedController:
         self.director = Director(
             self.database, self.repository.sign_statement, statement_s=STATEMENT_S, now=now, tiers=gateways
         )
-        self.rollouts = Rollouts(self.database, self.director, now=now, announce=lambda told: self.delivery.tell(told))
+        self.rollouts = Rollouts(
+            self.database, self.director, now=now, announce=lambda told: self.delivery.tell(told), evidences=of_members
+        )
         self.delivery = Delivery(
             Sources(
                 metadata=self.repository.read,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
+from pydantic import Field
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.api.access import about, caller_of, operator_routes, viewer_routes
@@ -17,6 +18,10 @@ from edgesplit_controller.listing import MOST, Asked
 viewers = viewer_routes()
 operators = operator_routes()
 certified = operator_routes(certificate=True)
+
+WORD = r"^[\w .@/=-]*$"
+"""What names, groups, labels and kinds are made of."""
+Word = Annotated[str, Field(max_length=160, pattern=WORD)]
 
 
 @certified.post("/devices/claims", responses=answers(ClaimShape))
@@ -48,13 +53,13 @@ def all_devices(
     request: Request,
     response: Response,
     limit: Annotated[int, Query(ge=1, le=MOST)] = MOST,
-    after: Annotated[str, Query(max_length=64)] = "",
-    group: Annotated[str | None, Query(max_length=63)] = None,
-    label: Annotated[list[str] | None, Query(max_length=16)] = None,
-    state: Annotated[str | None, Query(max_length=16)] = None,
-    like: Annotated[str, Query(max_length=64)] = "",
-    condition: Annotated[str | None, Query(max_length=40)] = None,
-    model: Annotated[str | None, Query(max_length=80)] = None,
+    after: Annotated[str, Query(max_length=64, pattern=WORD)] = "",
+    group: Annotated[str | None, Query(max_length=63, pattern=WORD)] = None,
+    label: Annotated[list[Word] | None, Query(max_length=16)] = None,
+    state: Annotated[str | None, Query(max_length=16, pattern=WORD)] = None,
+    like: Annotated[str, Query(max_length=64, pattern=WORD)] = "",
+    condition: Annotated[str | None, Query(max_length=40, pattern=WORD)] = None,
+    model: Annotated[str | None, Query(max_length=80, pattern=WORD)] = None,
 ) -> list[dict[str, Any]]:
     """Devices and open claims by name, a page at a time; where there are more, `Link: <…>; rel="next"` leads on."""
     asked = Asked(limit, after, group, labels_of(label or []), state, like, None, condition, model)

@@ -157,7 +157,7 @@ def believed(voices: Sequence[Voice], plan: Plan, layers: Mapping[str, Sequence[
         sent=tuple(
             Sent(rows[name].sends, rows[name].codecs, rows[name].compress, weight) for name, weight in sent.items()
         ),
-        fixed_s=max(0.0, middle(fixed, 0.0)),
+        fixed_s=min(LONGEST_TRIP_S, max(0.0, middle(fixed, 0.0))),
         devices=len(voices),
         basis=voices[0].kind if voices else "measured",
     )

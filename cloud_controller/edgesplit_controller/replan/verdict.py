@@ -31,8 +31,8 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
     """Voices that are needed; fewer, and it waits. One is the operator's word that a single device may be believed."""
     least_gain: Annotated[float, Meta(gt=0, lt=1)] = 0.1
     """The part of what the plan wants least (seconds, joules) that must be saved."""
-    observe_s: Annotated[float, Meta(ge=1, le=30 * 86_400)] = 1_800.0
-    """So long evidence must have been gathered."""
+    observe_s: Annotated[float, Meta(ge=1, le=14_400)] = 1_800.0
+    """So long evidence must have been gathered; single messages are kept for hours, not for days."""
     cool_down_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 21_600.0
     """After a change of the table nothing moves for so long; for each other change within a week before it, twice as
     long."""

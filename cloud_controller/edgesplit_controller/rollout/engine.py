@@ -46,6 +46,8 @@ IDLE_S = 1.0
 FOLLOW_S = 10.0
 """Between two looks for devices that have come to be meant, or that know more than we do."""
 
+MOST_ACTIVE = 1_000
+"""Rollouts on their way at once: each is looked at every few seconds."""
 ABSENCE_S = 60.0
 """Silence of all devices for so long means that nobody listened."""
 
@@ -127,6 +129,8 @@ class Rollouts:
         with self._database.write() as session:
             now = self._now()
             names = [device.name for device in wanted.devices]
+            if len(store.active(session)) >= MOST_ACTIVE:
+                raise Conflict(f"{MOST_ACTIVE} rollouts are on their way already: abort some, or wait until they end")
             busy = store.overlapping(session, model, names)
             if wanted.asked.unless_busy:
                 _refuse_busy(busy, model)

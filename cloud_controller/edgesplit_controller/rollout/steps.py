@@ -149,9 +149,8 @@ def _stop_where_too_many_failed(look: _Look) -> None:
         tally = look.tallies.get(stage, EMPTY)
         concerned = tally.size - sum(tally.states.get(state, 0) for state in LEFT)
         if tally.failures and tally.failures >= threshold.of(concerned):
-            return _fail(
-                look, f"stage {stage + 1}: {tally.failures} of {concerned} devices failed, {threshold} allowed"
-            )
+            failed = f"{tally.failures} of {concerned} devices failed"
+            return _fail(look, f"stage {stage + 1}: {failed}, and the threshold is {threshold}")
 
 
 def _fail(look: _Look, why: str) -> None:

@@ -21,6 +21,7 @@ LEVELS = ("debug", "info", "warning", "error")
 LONGEST_ID = 80
 """Of a request's id in a line: it is the client's, and may be long."""
 SUBJECTS = ("operator", "device", "rollout")
+_always: dict[str, str] = {}
 _about: ContextVar[dict[str, str] | None] = ContextVar("edgesplit_about", default=None)
 
 
@@ -32,6 +33,11 @@ def about(**subjects: str) -> Iterator[None]:
         yield
     finally:
         _about.reset(token)
+
+
+def always(**subjects: str) -> None:
+    """From now on whatever this process logs is about these, where a line says nothing else."""
+    _always.update(subjects)
 
 
 def note(**subjects: str) -> None:
@@ -62,7 +68,7 @@ def _named(record: logging.LogRecord) -> bool:
         record.request_id = asked.request_id[:LONGEST_ID]
     if not hasattr(record, "trace_id"):
         record.trace_id = asked.trace.trace_id if asked.trace is not None else ""
-    for name, value in (_about.get() or {}).items():
+    for name, value in {**_always, **(_about.get() or {})}.items():
         if not hasattr(record, name):
             setattr(record, name, value[:LONGEST_ID])
     return True

@@ -9,7 +9,7 @@ import type { Fleet, FleetRow } from "./types";
 export interface FleetState {
   rows: readonly FleetRow[];
   loaded: boolean;
-  staleAfter: number;
+  releases: Record<string, string>;
   error: Error | null;
 }
 
@@ -17,7 +17,7 @@ export interface FleetState {
 const SEVERAL = 100;
 const REST_MS = 1_500;
 
-const fleet = new Cell<FleetState>({ rows: [], loaded: false, staleAfter: 60, error: null });
+const fleet = new Cell<FleetState>({ rows: [], loaded: false, releases: {}, error: null });
 const waiting = new Set<string>();
 let everything = false;
 let timer: ReturnType<typeof setTimeout> | undefined;
@@ -40,7 +40,7 @@ export function readFleetAgain(): void {
 }
 
 export function forgetFleet(): void {
-  fleet.value = { rows: [], loaded: false, staleAfter: 60, error: null };
+  fleet.value = { rows: [], loaded: false, releases: {}, error: null };
 }
 
 function note(changes: readonly Subject[]): void {
@@ -67,7 +67,7 @@ async function catchUp(): Promise<void> {
 async function readAll(): Promise<void> {
   await reading(async () => {
     const answer = await get<Fleet>("/v1/views/fleet");
-    fleet.value = { rows: answer.devices, loaded: true, staleAfter: answer.stale_after_s, error: null };
+    fleet.value = { rows: answer.devices, loaded: true, releases: answer.releases, error: null };
   });
 }
 
@@ -75,7 +75,12 @@ async function readSome(names: string[]): Promise<void> {
   await reading(async () => {
     const asked = names.map((name) => `name=${encodeURIComponent(name)}`).join("&");
     const answer = await get<Fleet>(`/v1/views/fleet?${asked}`);
-    fleet.value = { ...fleet.value, rows: merged(fleet.value.rows, names, answer.devices), error: null };
+    fleet.value = {
+      ...fleet.value,
+      rows: merged(fleet.value.rows, names, answer.devices),
+      releases: answer.releases,
+      error: null,
+    };
   });
 }
 

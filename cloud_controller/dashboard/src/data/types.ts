@@ -48,6 +48,8 @@ export interface Fleet {
   now: number;
   stale_after_s: number;
   devices: FleetRow[];
+  /** `name@version` by digest: devices name models without their versions. */
+  releases: Record<string, string>;
 }
 
 export interface Window {

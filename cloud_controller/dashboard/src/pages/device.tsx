@@ -11,6 +11,7 @@ import { age, moment, NONE, rate, seconds, short } from "../format";
 import { CurveChart, inWords, nameOf, PlanTable, value } from "../parts/curves";
 import { BandwidthChart, LatencyChart, PowerChart, RequestsChart } from "../parts/device_charts";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
+import { Spelt } from "../parts/spelt";
 import { Origin, Status } from "../parts/status";
 import { to } from "../route";
 import { EventTable } from "./events";
@@ -82,7 +83,11 @@ function Warnings({ device }: { device: Device }) {
           <b>{one.kind}</b>
           {one.text !== "" && `: ${one.text}`} <span class="faint">· since {moment(one.since)}</span>
           {!one.current && <span class="old"> · by its last word</span>}
-          {one.do !== "" && <div class="faint">{one.do}</div>}
+          {one.do !== "" && (
+            <div class="faint">
+              <Spelt text={one.do} />
+            </div>
+          )}
         </li>
       ))}
     </ul>
@@ -162,7 +167,7 @@ function Serves({ device }: { device: Device }) {
               {rows.map((row) => (
                 <tr key={row.model}>
                   <th scope="row">
-                    {row.model.includes("@") ? <a href={to("models", row.model)}>{row.model}</a> : row.model}
+                    <a href={to("models", row.model)}>{row.model}</a>
                   </th>
                   <td>
                     <code>{short(row.wanted) || "nothing"}</code>

@@ -70,13 +70,18 @@ function Subject({ event }: { event: Event }) {
   if (event.what.startsWith("device.")) return <a href={to("devices", event.subject)}>{event.subject}</a>;
   if (event.what.startsWith("model.")) return <a href={to("models", event.subject)}>{event.subject}</a>;
   if (event.what.startsWith("rollout.")) return <a href={to("rollouts", event.subject)}>{event.subject}</a>;
-  return <>{event.subject}</>;
+  return <>{shortened(event.subject)}</>;
+}
+
+/** Digests and serial numbers by their beginnings: the whole of them is for programs (edgectl audit). */
+function shortened(text: string): string {
+  return text.replace(/\b(?:[0-9a-f]{40,}|\d{30,})\b/g, (long) => `${long.slice(0, 12)}…`);
 }
 
 function detail(event: Event): string {
   return Object.entries(event.detail)
     .filter(([, value]) => value !== null && value !== "")
-    .map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`)
+    .map(([key, value]) => `${key} ${shortened(typeof value === "object" ? JSON.stringify(value) : String(value))}`)
     .join(" · ");
 }
 

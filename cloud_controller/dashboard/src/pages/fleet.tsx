@@ -44,7 +44,7 @@ export function FleetPage() {
       {fleet.error && <Problem error={fleet.error} again={readFleetAgain} />}
       <States rows={fleet.rows} filter={filter} onFilter={narrow} />
       <div class="panels three">
-        <Releases rows={fleet.rows} filter={filter} onFilter={narrow} />
+        <Releases rows={fleet.rows} names={fleet.releases} filter={filter} onFilter={narrow} />
         <Cuts rows={fleet.rows} filter={filter} onFilter={narrow} />
         <Trouble rows={fleet.rows} filter={filter} onFilter={narrow} />
       </div>
@@ -130,7 +130,7 @@ function unrealKind(rows: readonly FleetRow[]): string {
   return rows.some((row) => row.simulated) ? "simulated" : "emulated";
 }
 
-function Releases({ rows, filter, onFilter }: Part) {
+function Releases({ rows, names, filter, onFilter }: Part & { names: Record<string, string> }) {
   const releases = byRelease(rows);
   const most = Math.max(1, ...releases.map((one) => one.running + one.coming));
   return (
@@ -147,7 +147,7 @@ function Releases({ rows, filter, onFilter }: Part) {
                 onClick={() => onFilter(toggled(filter, "release", one.release))}
               >
                 <span class="what">
-                  {one.model} <code>{short(one.release)}</code>
+                  {names[one.release] ?? one.model} <code>{short(one.release)}</code>
                 </span>
                 <span class="many">
                   {count(one.running)}

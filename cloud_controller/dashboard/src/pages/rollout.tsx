@@ -11,6 +11,7 @@ import { age, count, moment, NONE, short } from "../format";
 import { Confirm } from "../parts/confirm";
 import { Loading, Panel, Problem } from "../parts/notes";
 import { Progress } from "../parts/progress";
+import { Spelt } from "../parts/spelt";
 import { Status } from "../parts/status";
 import { to } from "../route";
 
@@ -30,7 +31,10 @@ export function RolloutPage({ id }: { id: string }) {
       {data.why !== "" && <p class="words">{data.why}</p>}
       {data.waits_for !== "" && (
         <p class="words">
-          Waits for <b>{data.waits_for}</b>
+          Waits for{" "}
+          <b>
+            <Spelt text={data.waits_for} />
+          </b>
         </p>
       )}
       <Facts rollout={data} />

@@ -1,9 +1,11 @@
 // The controller itself: who answers, what the keys wait for, and what is wrong in the fleet, grouped by cause.
 
 import { useResource } from "../data/resource";
+import { STATES } from "../data/summary";
 import type { Keys } from "../data/types";
 import { count, moment } from "../format";
 import { Loading, Panel, Problem } from "../parts/notes";
+import { Spelt } from "../parts/spelt";
 import { Status } from "../parts/status";
 import { to } from "../route";
 
@@ -31,18 +33,17 @@ export function SystemPage() {
           <dl class="figures">
             <Fact name="status" value={health.data.status} />
             <Fact name="version" value={health.data.version} />
-            <Fact name="metrics" value="edgectl up --metrics HOST:PORT" />
           </dl>
         </Panel>
         <Panel title="Devices">
           {fleet.error && <Problem error={fleet.error} again={fleet.again} />}
           <dl class="figures">
-            {Object.entries(fleet.data?.devices ?? {}).map(([state, many]) => (
+            {STATES.map((state) => (
               <div key={state}>
                 <dt>
                   <Status state={state} />
                 </dt>
-                <dd>{count(many)}</dd>
+                <dd>{count(fleet.data?.devices[state] ?? 0)}</dd>
               </div>
             ))}
             {(fleet.data?.agents ?? []).map((one) => (
@@ -60,7 +61,9 @@ export function SystemPage() {
                 <td class="number">{count(one.devices)}</td>
                 <th scope="row">
                   {one.kind}
-                  <div class="faint">{one.do}</div>
+                  <div class="faint">
+                    <Spelt text={one.do ?? ""} />
+                  </div>
                 </th>
                 <td class="nowrap">since {moment(one.since)}</td>
                 <td>
@@ -76,7 +79,9 @@ export function SystemPage() {
         {keys.data !== null && keys.data.notices.length === 0 && <p class="none">Nothing waits for an operator.</p>}
         <ul class="warnings">
           {(keys.data?.notices ?? []).map((one) => (
-            <li key={one}>{one}</li>
+            <li key={one}>
+              <Spelt text={one} />
+            </li>
           ))}
         </ul>
       </Panel>

@@ -32,12 +32,14 @@ export interface ChartProps {
   label: string;
   x: number[];
   lines: Line[];
-  xAxis: Axis & { time?: boolean };
+  xAxis: Axis & { time?: boolean; name?: string };
   yAxis: Axis;
   /** A second axis at the right, for lines of scale `right`. */
   rightAxis?: Axis;
   height?: number;
   point?: { x: number; y: number; label: string } | undefined;
+  /** What the legend tells of while nobody points: the newest, or this value of x. */
+  rest?: number;
 }
 
 export function Chart(props: ChartProps) {
@@ -119,6 +121,7 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
         stroke: ink,
         grid: { show: false },
         ticks: { show: true, stroke: css("--grid"), size: 4 },
+        size: 28,
         font,
         ...(xAxis.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
         values: (_, values) => values.map((one) => (one === null ? "" : tick(one, values, xAxis))),
@@ -129,14 +132,14 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
         : [{ ...axis(rightAxis), side: 1 as const, scale: "right", grid: { show: false } }]),
     ],
     series: [
-      { label: xAxis.time ? "at" : "", value: (_, value) => (value === null ? "" : at(value, xAxis)) },
+      { label: xAxis.name ?? "at", value: (_, value) => (value === null ? "" : at(value, xAxis)) },
       ...lines.map((line, place) => series(props, line, place)),
     ],
     hooks: {
       draw: [(plot) => mark(plot, props.current.point)],
-      ready: [tellNewest],
-      setData: [tellNewest],
-      setCursor: [(plot) => (plot.cursor.left ?? -1) < 0 && tellNewest(plot)],
+      ready: [(plot) => tellAtRest(plot, props.current.rest)],
+      setData: [(plot) => tellAtRest(plot, props.current.rest)],
+      setCursor: [(plot) => (plot.cursor.left ?? -1) < 0 && tellAtRest(plot, props.current.rest)],
     },
   };
 }
@@ -164,9 +167,12 @@ function at(value: number, axis: ChartProps["xAxis"]): string {
   return axis.time ? new Date(value * 1000).toLocaleTimeString("en-GB") : axis.format(value);
 }
 
-/** While nobody points at a moment, the legend says the newest figures. */
-function tellNewest(plot: uPlot): void {
-  if (plot.data[0].length > 0) plot.setLegend({ idx: plot.data[0].length - 1 }, false);
+/** While nobody points at a place, the legend says the newest figures, or those at `rest`. */
+function tellAtRest(plot: uPlot, rest: number | undefined): void {
+  const places = plot.data[0];
+  if (places.length === 0) return;
+  const past = rest === undefined ? -1 : places.findIndex((one) => one >= rest);
+  plot.setLegend({ idx: past < 0 ? places.length - 1 : past }, false);
 }
 
 /** One, two and five of each power of ten. */

@@ -47,7 +47,8 @@ export function CurveChart({ curves, now }: { curves: Curves; now?: DeviceCurves
       label={`What each row of the plan takes by bandwidth. ${inWords(curves)}`}
       x={x}
       lines={[...thin, ...thick]}
-      xAxis={{ format: (one) => `${figure(one)} Mbit/s`, logarithmic: true }}
+      xAxis={{ format: (one) => `${figure(one)} Mbit/s`, logarithmic: true, name: "uplink" }}
+      rest={8e-6 * (now?.up_bytes_per_s ?? curves.link.up_bytes_per_s)}
       yAxis={{ format: (one) => value(curves, one), logarithmic: true }}
       height={260}
       point={point}

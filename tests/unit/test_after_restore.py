@@ -1,0 +1,57 @@
+"""After a restore: which devices were told something newer, by their own word, and nobody else decides for them."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import select
+
+from edgesplit import messages
+from edgesplit.release import Signed, Statement
+from edgesplit_controller.after_restore import compare
+from edgesplit_controller.database import Database, Device, Event
+
+
+def a_device(counter: int | None) -> Device:
+    statement = None
+    if counter is not None:
+        told = Statement(device="cam", releases=(), counter=counter, expires=0)
+        statement = messages.encode(Signed(messages.encode(told), ()))
+    return Device(
+        name="cam", device_class="x", group="", labels={}, link="", certificate_serial="1", public_key_sha256="",
+        enrolled=0.0, revoked=None, counter=counter or 0, statement=statement, last_seen=None, birth=None,
+        reported=None, telemetry=None, restored=5.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "acts_upon", "restored", "counter"),
+    [
+        (100, (100,), False, 100),
+        (100, (90,), False, 100),
+        (100, (101,), True, 101),
+        (100, (101, 101, 101), True, 101),
+        (100, (101, 103, 102), True, 103),
+        (None, (0,), False, 0),
+        (None, (7, 7), True, 7),
+    ],
+)
+def test_what_a_device_acts_upon_tells_whether_it_knows_more(
+    database_url: str, told: int | None, acts_upon: tuple[int, ...], restored: bool, counter: int
+) -> None:
+    """As new as its row, or older: it is like any other. Newer, however often it says so: it stays marked, and what is
+    told to it next counts from there; the audit trail has it once for each."""
+    database = Database(database_url)
+    with database.write() as session:
+        session.add(a_device(told))
+    for one in acts_upon:
+        with database.hear(["cam"]) as session:
+            device = session.get(Device, "cam")
+            assert device is not None and device.restored is not None
+            compare(session, device, one, 9.0)
+    with database.read() as session:
+        after = session.get(Device, "cam")
+        said = session.scalars(select(Event.what)).all()
+    assert after is not None and ((after.restored is not None), after.counter) == (restored, counter)
+    ahead = {one for at, one in enumerate(acts_upon) if restored and one > max((told or 0, *acts_upon[:at]))}
+    assert said == ["device.ahead"] * len(ahead)
+    database.close()
