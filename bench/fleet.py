@@ -312,11 +312,13 @@ def phases(
     began = time.monotonic()
     release = Api.of(data).post("/v1/deployments", {"model": "digits", "to": ["group=fleet"]})["release"]
     found["plan_cut_sign_and_tell_s"] = time.monotonic() - began
+    began, weighed = time.monotonic(), Weight.of(others)
     fleet.tell("release", release)
     took = fleet.until("running", devices)
     found["reach_s"] = None if took is None else time.monotonic() - began
     found["reached"] = fleet.total("running")
-    found["reached_per_minute"] = None if took is None else devices / (time.monotonic() - began) * 60.0
+    found["reached_per_minute"] = None if found["reach_s"] is None else devices / found["reach_s"] * 60.0
+    found["controller_cpu_ms_per_device_reached"] = 1e3 * (Weight.of(others).cpu_s - weighed.cpu_s) / devices
     say(f"reached {found['reached']} in {found['reach_s']} s")
     asking.meanwhile = "broker restarted"
     weighed = Weight.of(others)

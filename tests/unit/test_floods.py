@@ -220,6 +220,9 @@ def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.M
         def get(self, path: str) -> object:
             return told if path.endswith("/bad") else [told]
 
+        def pages(self, path: str, **asked: object) -> list[object]:
+            return [told]
+
     monkeypatch.setattr("edgesplit_cli.commands.devices.Api", Fake)
     for words in (["show", "bad"], ["list"]):
         shown = CliRunner().invoke(cli, ["device", *words], catch_exceptions=False).output

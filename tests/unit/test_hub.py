@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgesplit.testing.hub import Hub
+from edgesplit.testing.hub import Ended, Hub
 
 
 def test_time_jumps_to_what_is_next() -> None:
@@ -94,6 +94,20 @@ def test_what_is_closed_leaves_nothing_behind() -> None:
     hub.run(1)
     hub.close()
     assert len(seen) == 5 and not hub.tasks
+
+
+def test_who_ends_in_a_timer_ends_alone() -> None:
+    """Power may fail while something is done that nobody waits for: the others go on."""
+    hub, seen = Hub(), []
+
+    def end() -> None:
+        raise Ended
+
+    hub.call_later(1, end)
+    hub.call_later(2, lambda: seen.append("on"))
+    hub.run(3)
+
+    assert seen == ["on"]
 
 
 def test_a_killed_task_does_nothing_more() -> None:

@@ -13,6 +13,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -221,7 +222,8 @@ class Hub:
             return
         action, timer.action = timer.action, None
         self.turns += 1
-        action()
+        with suppress(Ended):  # of the one whose timer it was: the others go on
+            action()
 
     def switch(self) -> None:
         """Let others run until somebody resumes this task. The conditions' business."""
