@@ -19,9 +19,9 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 BROKER = DEPLOY / "kubernetes" / "base" / "broker.sh"
 MOSQUITTO = """#!/bin/sh
 # Stands for mosquitto: says what it was started with and which signals came.
-echo "started $*"
 trap 'echo reloaded' HUP
 trap 'echo stopped; exit 0' TERM
+echo "started $*"
 while :; do sleep 0.1 & wait $!; done
 """
 

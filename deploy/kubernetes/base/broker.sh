@@ -5,11 +5,11 @@
 set -u
 folder=${1:?usage: broker.sh FOLDER}
 
+known=$(cksum <"$folder/revoked.pem") # before mosquitto reads it: a list that comes meanwhile is read again
 mosquitto -c "$folder/mosquitto.conf" &
 broker=$!
 trap 'kill -TERM "$broker" 2>/dev/null' TERM INT
 
-known=$(cksum <"$folder/revoked.pem")
 while kill -0 "$broker" 2>/dev/null; do
   sleep 1 &
   wait $!
