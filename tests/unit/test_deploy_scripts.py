@@ -40,7 +40,13 @@ def broker(tmp_path: Path) -> Path:
 def started(folder: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     with (folder / "said").open("wb") as said:
-        return subprocess.Popen(["sh", str(BROKER), str(folder)], env=environment, stdout=said, stderr=said)
+        return subprocess.Popen(
+            ["sh", str(BROKER), str(folder)],
+            env=environment,
+            stdout=said,
+            stderr=said,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # ignored under nohup, and then for good
+        )
 
 
 def said(folder: Path) -> list[str]:
