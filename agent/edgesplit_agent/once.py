@@ -62,7 +62,7 @@ def _bare(error: BaseException) -> BaseException:
     """The error without its traceback, which holds everything that the request carried."""
     try:
         return copy(error)
-    except Exception:
+    except Exception:  # an error that wants other words than its text cannot be copied: its text is what matters
         return InferenceFailed(str(error))
 
 
