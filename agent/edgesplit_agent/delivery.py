@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,6 +183,7 @@ class ChunkFetcher:
         self._device = device
         self._cap_bytes_per_s = cap_bytes_per_s
         self._clock = clock or pace.monotonic
+        self._dice = pace.dice
         self._changed = pace.condition()
         self._sizes: Mapping[str, int] = {}
         self._here: set[str] = set()
@@ -203,7 +203,7 @@ class ChunkFetcher:
         Early return once `stop()`; LinkError if they do not come, or too slowly to be worth it. What came is kept.
         """
         places = {sha256: place for place, sha256 in enumerate(listed)}
-        jitter = random.random()
+        jitter = self._dice.random()
         listen_s = LISTEN_FIRST_S * (0.3 + 0.7 * jitter)
         window = Window(wanted, self._clock(), self._cap_bytes_per_s, jitter, listen_s)
         listening: set[str] = set()

@@ -28,6 +28,7 @@ from edgesplit.errors import (
     UsageError,
 )
 from edgesplit.messages import ModelState
+from edgesplit.pace import THREADS
 from edgesplit.release import Statement
 from edgesplit_agent.activation import HEALTH_S, Trial, judge, why
 from edgesplit_agent.fetch_hours import NotNow
@@ -452,9 +453,18 @@ class Hands(Protocol):
 class Updater:
     """The loop. `offer`, `online` and `ran` may be called from any thread; steps run on its own."""
 
-    def __init__(self, hands: Hands, *, clock: Callable[[], float] = monotonic, health_s: float = HEALTH_S) -> None:
+    def __init__(
+        self,
+        hands: Hands,
+        *,
+        clock: Callable[[], float] = monotonic,
+        health_s: float = HEALTH_S,
+        dice: random.Random = THREADS.dice,
+    ) -> None:
+        """`dice`: by which tries after a failure are spread."""
         self._hands = hands
         self._clock = clock
+        self._dice = dice
         self._changed = threading.Condition()
         self._want: Statement | None = None
         self._have = DeviceState(health_s=health_s)
@@ -677,7 +687,7 @@ class Updater:
 
     def _failed(self, step: Step, error: Exception) -> None:
         log.warning("%s: %s", type(step).__name__, error)
-        now, jitter = self._clock(), random.random()
+        now, jitter = self._clock(), self._dice.random()
         with self._changed:
             if isinstance(step, Consider):
                 self._offer_failed(step, error, now, jitter)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Sequence
@@ -240,7 +239,7 @@ class Uplink:
         )
         self._publish("birth", birth, wait_s=None)
         if self._outbox is not None:
-            self._outbox.connected(self._pace.monotonic(), random.random())
+            self._outbox.connected(self._pace.monotonic(), self._pace.dice.random())
         log.info("connected to the broker, session %d", self.session_number)
         self._on_change(True)
 
@@ -296,7 +295,7 @@ class Uplink:
     def _send_late(self, outbox: Outbox) -> None:
         now = self._pace.monotonic()
         outbox.tend(now)
-        late = outbox.due(now, random.random()) if self._session.connected else None
+        late = outbox.due(now, self._pace.dice.random()) if self._session.connected else None
         if late is not None:
             self._session.publish(messages.topic(self._identity.device, "late"), messages.encode(late), qos=1)
 

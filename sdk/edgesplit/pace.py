@@ -6,6 +6,7 @@ thousands of others in `edgesplit.testing.hub`, where time is virtual or one thr
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -49,7 +50,12 @@ class Running(Protocol):
 
 
 class Pace(Protocol):
-    """Clocks, conditions and work beside other work."""
+    """Clocks, dice, conditions and work beside other work."""
+
+    @property
+    def dice(self) -> random.Random:
+        """By which waits are spread; not for secrets."""
+        ...
 
     def monotonic(self) -> float:
         """Seconds that only ever grow."""
@@ -70,6 +76,9 @@ class Pace(Protocol):
 
 class Threads:
     """The usual pace: this machine's clocks, a daemon thread for each piece of work."""
+
+    def __init__(self) -> None:
+        self.dice = random.Random()
 
     def monotonic(self) -> float:
         """Of this machine."""

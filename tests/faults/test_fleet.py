@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,25 @@ def test_a_month_of_faults(folder: Path) -> None:
 def test_a_run_depends_on_its_seed_alone(folder: Path) -> None:
     """Every message and outcome comes at the same moment again, whatever the host does meanwhile."""
     assert _fingerprint(folder / "a", 5) == _fingerprint(folder / "b", 5) != _fingerprint(folder / "c", 6)
+
+
+def test_threads_beside_a_fleet_do_not_change_its_luck(folder: Path) -> None:
+    """They draw from the process's dice; the fleet has its own."""
+    alone = _fingerprint(folder / "a", 5)
+    over = threading.Event()
+    beside = threading.Thread(target=lambda: _draw_until(over))
+    beside.start()
+    try:
+        accompanied = _fingerprint(folder / "b", 5)
+    finally:
+        over.set()
+        beside.join()
+    assert accompanied == alone
+
+
+def _draw_until(over: threading.Event) -> None:
+    while not over.wait(0.001):
+        random.random()
 
 
 def test_a_statement_of_yesterday_is_noticed(folder: Path) -> None:

@@ -224,7 +224,7 @@ class _Powered:
         )
         self._work = work
         self.hands = Watched(work, device.card, around.witness)
-        self.updater = Updater(self.hands, clock=around.hub.monotonic, health_s=around.health_s)
+        self.updater = Updater(self.hands, clock=around.hub.monotonic, health_s=around.health_s, dice=around.hub.dice)
         tls = around.tls(folder)
         self.uplink = Uplink(
             folder,
@@ -360,6 +360,7 @@ class _Own:
         self._powered = powered
         self._hub = powered._hub
         self.monotonic = self._hub.monotonic
+        self.dice = self._hub.dice
         self.condition = self._hub.condition
 
     def time(self) -> float:

@@ -8,7 +8,6 @@ device has lost its power by then.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -173,7 +172,7 @@ class SimulatedEngine:
             raise
         self.own_part(release.digest, None)
         predicted_s = release.predicted_s(row.device)
-        seconds = predicted_s * host.slow * self.slowdown * random.uniform(0.95, 1.1)
+        seconds = predicted_s * host.slow * self.slowdown * self.hub.dice.uniform(0.95, 1.1)
         if self._meter is not None:
             self._meter = self._meter.computed(seconds, predicted_s)
         return seconds
@@ -218,11 +217,11 @@ class SimulatedEngine:
         if not self.sky.up():
             return link.rtt_s, 0.0, "refused"
         moving_s = row.up_bytes / link.up_bytes_per_s + row.down_bytes / link.down_bytes_per_s
-        return (link.rtt_s + moving_s) * random.uniform(0.9, 1.3), row.remote_s * self.sky.load, ""
+        return (link.rtt_s + moving_s) * self.hub.dice.uniform(0.9, 1.3), row.remote_s * self.sky.load, ""
 
     def _learn(self, row: Row, failed: str, link_s: float, now: float) -> None:
         if failed:
-            self._breaker = self._breaker.failed(now, random.random(), refused=failed == "refused", sent_at=now)
+            self._breaker = self._breaker.failed(now, self.hub.dice.random(), refused=failed == "refused", sent_at=now)
         else:
             self._breaker = self._breaker.succeeded(now)
             if self._meter is not None:
@@ -237,7 +236,7 @@ class SimulatedEngine:
         if self.sky.reachable() and self.sky.up():
             self._breaker = self._breaker.probed(now)
         else:
-            self._breaker = self._breaker.failed(now, random.random(), refused=True, probe=True)
+            self._breaker = self._breaker.failed(now, self.hub.dice.random(), refused=True, probe=True)
 
     def _without_the_device(self, release: ActiveRelease, failure: InferenceFailed) -> tuple[Report | EdgeError, float]:
         """The device's own part failed: the cloud does it all, where it can."""

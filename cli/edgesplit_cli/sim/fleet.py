@@ -77,7 +77,7 @@ class SimulatedFleet(Members):
         """`classes`: device classes with their shares; `group`: of the device of that number, from 1."""
         rates = rates or Rates()
         super().__init__(
-            folder, Hub(START), seed=seed, classes=classes, health_s=health_s, link=link,
+            folder, Hub(START, seed=seed), seed=seed, classes=classes, health_s=health_s, link=link,
             rhythm=Rhythm(rates.telemetry_every_s, rates.telemetry_every_s), request_every_s=rates.request_every_s,
         )  # fmt: skip
         self.broker = LocalBroker(self.hub)

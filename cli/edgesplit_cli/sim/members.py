@@ -56,7 +56,6 @@ class Members(ABC):
         self._health_s = health_s
         self._link = link
         self._moods: dict[str, tuple[Mood, float]] = {}
-        self._state_before: object = None
         self._began = hub.monotonic()
         self._mounted = ExitStack()
 
@@ -99,13 +98,10 @@ class Members(ABC):
 
     def _begin(self) -> None:
         self._mounted.enter_context(self.disks.mounted())
-        self._state_before = random.getstate()
-        random.seed(self.seed)  # the agent's own jitter comes from there
 
     def _finish(self) -> None:
         self.hub.close()
         self._mounted.close()
-        random.setstate(self._state_before)  # type: ignore[arg-type]
 
     def _join(self, device: SimulatedDevice, *, on: bool) -> None:
         """One more device; applications on it begin to ask."""

@@ -8,7 +8,6 @@ the real broker allow (`may_write`, `may_read`); a refused certificate is not le
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -414,7 +413,7 @@ class LocalSession:
     def _again(self, *, was_connected: bool) -> None:
         self._delay = next_delay(self._delay, was_connected=was_connected, taken_over=self.taken_over)
         self.taken_over = False
-        self._later(random.uniform(0.5, 1.0) * self._delay, self._try)
+        self._later(self._hub.dice.uniform(0.5, 1.0) * self._delay, self._try)
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         self._forget_next()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -98,8 +99,12 @@ class Task:
 class Hub:
     """A `Pace` whose work is done in turn. With `idle`, in real time: `idle(seconds)` sleeps at most so long."""
 
-    def __init__(self, start: float = 0.0, *, idle: Callable[[float], None] | None = None) -> None:
-        """`start`: Unix time at which a virtual clock begins."""
+    def __init__(
+        self, start: float = 0.0, *, seed: int | None = None, idle: Callable[[float], None] | None = None
+    ) -> None:
+        """`start`: Unix time at which a virtual clock begins; `seed`: of its dice, by chance where there is none."""
+        self.dice = random.Random(None if seed is None else f"hub {seed}")
+        """Its own: threads that have nothing to do with it draw from others."""
         self._idle = idle
         self._wall = start
         self._now = 0.0
@@ -314,6 +319,7 @@ class Late:
 
     def __init__(self, hub: Hub, seconds: float) -> None:
         self._hub, self._seconds = hub, seconds
+        self.dice = hub.dice
 
     def monotonic(self) -> float:
         """The hub's."""

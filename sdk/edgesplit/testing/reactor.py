@@ -8,7 +8,6 @@ one of a few helper threads, because that waits for the other side.
 from __future__ import annotations
 
 import queue
-import random
 import selectors
 import socket
 import threading
@@ -238,7 +237,7 @@ class ReactorSession(Session):
                 self._after(self._serve(False, False))
                 self._look()
 
-        self._hub.call_later(LOOK_S * random.uniform(0.9, 1.1), again)
+        self._hub.call_later(LOOK_S * self._hub.dice.uniform(0.9, 1.1), again)
 
     def _end(self) -> None:
         """This connection is over; another follows, unless we were stopped."""
@@ -255,4 +254,4 @@ class ReactorSession(Session):
     def _again(self) -> None:
         self._delay = next_delay(self._delay, was_connected=self._accepted, taken_over=self._taken_over)
         self._taken_over = False
-        self._later(random.uniform(0.5, 1.0) * self._delay)
+        self._later(self._hub.dice.uniform(0.5, 1.0) * self._delay)
