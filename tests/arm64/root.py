@@ -48,14 +48,14 @@ def make_root(recipe: Recipe, emulator: Emulator, cache: Path) -> Path:
     print(f"making an arm64 root of Debian {recipe.release}: {made}", flush=True)
     cache.mkdir(parents=True, exist_ok=True)
     coming = made.with_suffix(".coming.tar")
-    work = cache / "mmdebstrap"
-    shutil.rmtree(work, ignore_errors=True)
+    work = cache / f"mmdebstrap-{recipe.key}"
+    remove_root(work, emulator)
     work.mkdir()
     log = made.with_suffix(".log")
     with log.open("wb") as said:
         argv = ["nice", "-n", "10", *emulator.argv(_mmdebstrap(recipe, coming))]
         done = subprocess.run(argv, stdout=said, stderr=said, env=os.environ | {"TMPDIR": str(work)}, check=False)
-    shutil.rmtree(work, ignore_errors=True)
+    remove_root(work, emulator)
     if done.returncode != 0:
         raise NotHere(f"no root was made; {log} ends: {log.read_text(errors='replace')[-1500:]}")
     coming.replace(made)

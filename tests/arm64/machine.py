@@ -1,8 +1,8 @@
 """A computer that starts a flashed card, by qemu-system: software emulation, any host.
 
-It does what a Raspberry Pi's firmware does with the card: takes the kernel's command line from `cmdline.txt` on the boot
-partition, puts the serial port's name into it, and starts the kernel (which lies beside the card: see `image`). Its
-network reaches the host as 10.0.2.2. A power cut is SIGKILL: what the guest had not flushed is gone.
+It does what a Raspberry Pi's firmware does with the card: takes the kernel's command line from `cmdline.txt` on the
+boot partition, puts the serial port's name into it, and starts the kernel (which lies beside the card: see `image`).
+Its network reaches the host as 10.0.2.2. A power cut is SIGKILL: what the guest had not flushed is gone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,22 @@ import subprocess
 from pathlib import Path
 
 from arm64.debian import install_tools
-from boot.image import BOOT_AT
+from arm64.image import BOOT_AT, BOOT_MIB, MIB, ROOT_AT, boot_partition
 from edgesplit.lifetime import ending_with_us
 
 HOST = "10.0.2.2"
 """The host's loopback, as the machine sees it."""
 SERIAL = "ttyAMA0"
 CORES, MEMORY_MIB = 4, 2048
+EXPECTED = (
+    "fsck.fat",
+    "0x41: Dirty bit",
+    "0x25: Dirty bit",
+    "Automatically removing dirty bit",
+    "Leaving filesystem",
+    "***",
+)
+"""What fsck.vfat says of a file system that is whole and was not unmounted."""
 
 
 class Machine:
@@ -60,18 +69,34 @@ class Machine:
         """Everything on its console, of all its starts."""
         return self.console.read_text(errors="replace") if self.console.exists() else ""
 
-    def file(self, name: str) -> str:
+    def boot_file(self, name: str) -> str:
         """A file of the card's boot partition; empty where there is none. Only while it is off."""
-        argv = ["mtype", "-i", f"{self.card}@@{BOOT_AT}", f"::{name}"]
-        return subprocess.run(argv, capture_output=True, text=True, check=False, env=_english()).stdout
+        return self._asked(["mtype", "-i", boot_partition(self.card), f"::{name}"])
 
-    def files(self) -> set[str]:
-        """Names on the card's boot partition. Only while it is off."""
-        argv = ["mdir", "-b", "-/", "-a", "-i", f"{self.card}@@{BOOT_AT}", "::"]
-        return set(subprocess.run(argv, capture_output=True, text=True, check=True, env=_english()).stdout.split("\n"))
+    def boot_files(self) -> set[str]:
+        """The boot partition's files, as `folder/name`. Only while it is off."""
+        listed = self._asked(["mdir", "-b", "-/", "-a", "-i", boot_partition(self.card), "::"])
+        return {line.removeprefix("::/") for line in listed.splitlines()}
+
+    def root_file(self, name: str) -> str:
+        """A file of its root file system, as far as it reached the card; empty where there is none."""
+        return self._asked(["debugfs", "-R", f"cat {name}", f"{self.card}?offset={ROOT_AT}"])
+
+    def check_boot_partition(self) -> None:
+        """AssertionError with what fsck finds in it, but for the mark that it was not unmounted."""
+        part = self.card.with_suffix(".fat")
+        where = [f"skip={BOOT_AT // MIB}", f"count={BOOT_MIB}", "conv=sparse"]
+        subprocess.run(["dd", f"if={self.card}", f"of={part}", "bs=1M", *where], capture_output=True, check=True)
+        lines = self._asked(["fsck.vfat", "-n", str(part)]).splitlines()
+        part.unlink()
+        faults = [line for line in lines if line.strip() and not line.strip().startswith(EXPECTED)]
+        assert lines and not [line for line in faults if str(part) not in line], lines
+
+    def _asked(self, argv: list[str]) -> str:
+        return subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, env=_tools()).stdout
 
     def _command_line(self) -> str:
-        return self.file("cmdline.txt").strip().replace("serial0", SERIAL).replace("console=tty1 ", "")
+        return self.boot_file("cmdline.txt").strip().replace("serial0", SERIAL).replace("console=tty1 ", "")
 
     def _argv(self) -> list[str]:
         return [
@@ -84,5 +109,6 @@ class Machine:
         ]  # fmt: skip
 
 
-def _english() -> dict[str, str]:
-    return {**os.environ, "MTOOLS_SKIP_CHECK": "1", "LC_ALL": "C.UTF-8"}
+def _tools() -> dict[str, str]:
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    return {**os.environ, "MTOOLS_SKIP_CHECK": "1", "LC_ALL": "C.UTF-8", "PATH": path}
