@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +59,12 @@ def scratch(emulator: Emulator, arm64_cache: Path) -> Iterator[Path]:
 
 @contextmanager
 def taking(what: str) -> Iterator[None]:
-    """Says how long something took."""
-    began = time.monotonic()
+    """Says how long something took, and how much of that was work of processes that have ended."""
+    began, worked = time.monotonic(), _worked()
     yield
-    print(f"  {what}: {time.monotonic() - began:.1f} s", flush=True)
+    print(f"  {what}: {time.monotonic() - began:.1f} s (processor {_worked() - worked:.1f} s)", flush=True)
+
+
+def _worked() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime

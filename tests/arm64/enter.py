@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 REFUSED = 97
@@ -34,6 +35,10 @@ BINFMT = Path("/proc/sys/fs/binfmt_misc")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+class Refused(Exception):
+    """The kernel, or its administrator, does not let us; says what."""
+
+
 def main() -> int:
     """The script."""
     options = _options()
@@ -44,8 +49,8 @@ def main() -> int:
         if first:
             return _status(first)
         return _first(options)
-    except OSError as error:
-        print(f"enter: {error.strerror or error}", file=sys.stderr)
+    except (OSError, Refused) as error:
+        print(f"enter: {error}", file=sys.stderr)
         return REFUSED
 
 
@@ -61,17 +66,20 @@ def _options() -> argparse.Namespace:
 def _own_users() -> None:
     """A user namespace in which every user is who it was: files keep their owners."""
     if os.geteuid() == 0:
-        lines = {"uid_map": ALL_USERS, "gid_map": ALL_USERS}
-        _mapped(lambda target: [Path(f"/proc/{target}/{name}").write_text(line) for name, line in lines.items()])
+        _mapped(_map_all)
     else:
         _mapped(_map_subordinates)
         os.setgid(0)
         os.setuid(0)
 
 
-def _mapped(write: object) -> None:
-    """Enter a new user namespace; `write` fills in its maps, from outside of it."""
-    assert callable(write)
+def _map_all(target: int) -> None:
+    for name in ("uid_map", "gid_map"):
+        Path(f"/proc/{target}/{name}").write_text(ALL_USERS)
+
+
+def _mapped(write: Callable[[int], object]) -> None:
+    """Enter a new user namespace; `write`, given our number, fills in its maps from outside of it."""
     outside = os.getpid()
     entered, told = os.pipe(), os.pipe()
     helper = os.fork()
@@ -82,15 +90,15 @@ def _mapped(write: object) -> None:
             write(outside)
             os.write(told[1], b"m")
             status = 0
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(f"enter: cannot map users: {error}", file=sys.stderr)
+        except (OSError, subprocess.CalledProcessError, Refused) as error:
+            print(f"enter: {error}", file=sys.stderr)
         finally:
             os._exit(status)
     os.close(told[1])
     _check(LIBC.unshare(NEW_USER), "a user namespace of its own (unshare)")
     os.write(entered[1], b"e")
     if os.read(told[0], 1) != b"m":
-        raise OSError(0, "no users could be mapped into a namespace")
+        raise Refused("no users could be mapped into a namespace")
     os.waitpid(helper, 0)
 
 
@@ -101,7 +109,7 @@ def _map_subordinates(target: int) -> None:
         lent = [line.split(":") for line in Path(table).read_text().splitlines()]
         first, count = next(((one[1], one[2]) for one in lent if one[0] in (name, str(os.getuid()))), ("", ""))
         if not first:
-            raise OSError(0, f"{table} lends no users to {name}")
+            raise Refused(f"{table} lends no users to {name}")
         subprocess.run([command, str(target), "0", str(own), "1", "1", first, count], check=True)
 
 
@@ -139,6 +147,8 @@ def _register(qemu: Path) -> None:
 
     Under the name that Debian's own registration has: mmdebstrap looks there.
     """
+    if not qemu.is_file():
+        raise Refused(f"no qemu at {qemu}")
     _mount("binfmt_misc", str(BINFMT), "binfmt_misc", 0)
     (BINFMT / "register").write_text(f":qemu-aarch64:M::{MAGIC}:{MASK}:{qemu.resolve()}:FP")
 
@@ -148,7 +158,7 @@ def _furnish(root: Path, binds: list[str]) -> None:
     (root / "proc").mkdir(exist_ok=True)
     try:
         _mount("proc", str(root / "proc"), "proc", 0)
-    except OSError:  # where part of /proc is hidden, as in a container, the kernel allows no second one
+    except Refused:  # where part of /proc is hidden, as in a container, the kernel allows no second one
         _mount("/proc", str(root / "proc"), None, BIND | RECURSIVE)
     (root / "dev").mkdir(exist_ok=True)
     _mount("/dev", str(root / "dev"), None, BIND | RECURSIVE)
@@ -182,8 +192,7 @@ def _mount(what: str, where: str, kind: str | None, flags: int) -> None:
 
 def _check(done: int, what: str) -> None:
     if done != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
 def _end_with_parent() -> None:

@@ -8,6 +8,7 @@ Its network reaches the host as 10.0.2.2. A power cut is SIGKILL: what the guest
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ HOST = "10.0.2.2"
 """The host's loopback, as the machine sees it."""
 SERIAL = "ttyAMA0"
 CORES, MEMORY_MIB = 4, 2048
+COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 EXPECTED = (
     "fsck.fat",
     "0x41: Dirty bit",
@@ -66,8 +68,9 @@ class Machine:
         return self._process is not None and self._process.poll() is None
 
     def said(self) -> str:
-        """Everything on its console, of all its starts."""
-        return self.console.read_text(errors="replace") if self.console.exists() else ""
+        """Everything on its console, of all its starts, without colours."""
+        text = self.console.read_text(errors="replace") if self.console.exists() else ""
+        return COLOUR.sub("", text)
 
     def boot_file(self, name: str) -> str:
         """A file of the card's boot partition; empty where there is none. Only while it is off."""
