@@ -101,8 +101,8 @@ class Journal:
         return cls(table.with_name(table.name + ".journal"))
 
     def add(self, hostname: str, instance: str, target: str) -> None:
-        """That card is finished; it is on disk when this returns."""
-        entry = json.dumps({"hostname": hostname, "instance": instance, "target": target}) + "\n"
+        """That card is finished; it is on disk when this returns, on a line that nothing cut off goes before."""
+        entry = "\n" + json.dumps({"hostname": hostname, "instance": instance, "target": target}) + "\n"
         try:
             with self.file.open("ab") as opened:
                 opened.write(entry.encode())

@@ -6,6 +6,7 @@ so that no name of a network means anything to a parser.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -15,6 +16,7 @@ from edgesplit_cli.flash import unit
 from edgesplit_cli.flash.wifi import Wifi
 from edgesplit_cli.flash.wishes import Wishes
 
+BYTE_LIST = re.compile(r"(?=.*;)[0-9; ]+")
 USER_DATA, NETWORK, META_DATA = "user-data", "network-config", "meta-data"
 
 
@@ -39,7 +41,7 @@ def _user(wishes: Wishes) -> dict[str, Any]:
         "lock_passwd": True,
         "shell": "/bin/bash",
         # Said in any case: left out, the image's own passwordless sudo is inherited.
-        "sudo": ["ALL=(ALL) NOPASSWD:ALL"] if wishes.sudo else None,
+        "sudo": "ALL=(ALL) NOPASSWD:ALL" if wishes.sudo else None,
     }
     return {**said, "ssh_authorized_keys": list(wishes.ssh_keys)} if wishes.ssh_keys else said
 
@@ -52,7 +54,7 @@ def network_config(wifi: Wifi | None) -> bytes:
         said["wifis"] = {
             "wlan0": {"dhcp4": True, "optional": True, "regulatory-domain": wifi.country, "access-points": points}
         }
-    return _yaml(said)
+    return _yaml({"network": said})
 
 
 def netplan_ssid(ssid: bytes) -> str:
@@ -63,6 +65,8 @@ def netplan_ssid(ssid: bytes) -> str:
         raise UsageError(f"this image takes the network's name as UTF-8 text, and {ssid!r} is none") from error
     if any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in text):
         raise UsageError(f"this image takes no network whose name has control characters, as {text!r} has")
+    if BYTE_LIST.fullmatch(text):
+        raise UsageError(f"NetworkManager would take the network's name {text!r} for a list of bytes")
     return text
 
 

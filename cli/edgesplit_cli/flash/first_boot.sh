@@ -52,10 +52,12 @@ take_claim() {
 
 install_agent() {
   [ -e "$state/installed" ] && return 0
+  coral=
+  [ ! -e "$here/coral.tar" ] || coral=--coral
   if [ -s "$state/claim.json" ]; then
-    sh "$here/install.sh" --claim "$state/claim.json" || return 1
+    sh "$here/install.sh" --claim "$state/claim.json" $coral || return 1
   else
-    sh "$here/install.sh" || return 1
+    sh "$here/install.sh" $coral || return 1
   fi
   sync
   : >"$state/installed"

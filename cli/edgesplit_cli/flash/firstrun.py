@@ -31,12 +31,12 @@ def kernel_parameters(mount: str, wifi: Wifi | None) -> list[str]:
 def script(wishes: Wishes, mount: str) -> bytes:
     """The whole file."""
     parts = [_HEAD, _assigned(wishes, mount), _NAME, _USER, _KEYS if wishes.ssh_keys else "", _sudo(wishes)]
-    parts += [_wifi(wishes.wifi), f"  (\n{unit.placing(mount)}  )\n", _TAIL]
+    parts += [_wifi(wishes.wifi), f"  (\n{unit.placing(mount)}  )", _AGAIN, _TAIL]
     return "".join(parts).encode("ascii")
 
 
 def _assigned(wishes: Wishes, mount: str) -> str:
-    keys = "".join(f"{key}\n" for key in wishes.ssh_keys)
+    keys = "\n".join(wishes.ssh_keys)
     return f"""  boot=$root{mount}
   hostname={quote(wishes.hostname)}
   user={quote(wishes.user)}
@@ -144,8 +144,15 @@ method=auto
 """
 
 
+_AGAIN = """ || {
+    # Not armed: the next boot tries again; after three it goes on without, so that somebody can look at the device.
+    echo x >>"$boot/edgesplit/firstrun.tries"
+    [ "$(wc -l <"$boot/edgesplit/firstrun.tries")" -gt 3 ] || exit 0
+  }
+"""
 _TAIL = f"""
   sync
+  rm -f "$boot/edgesplit/firstrun.tries"
   sed 's/ systemd\\.run=[^ ]*//; s/ systemd\\.run_success_action=[^ ]*//; s/ systemd\\.unit=[^ ]*//' \\
     "$boot/cmdline.txt" >"$boot/cmdline.new" || exit 0
   [ -s "$boot/cmdline.new" ] || exit 0

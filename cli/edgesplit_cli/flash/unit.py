@@ -42,10 +42,10 @@ def placing(mount: str) -> str:
 [ -e "$r{DONE}" ] && exit 0
 s=$r/etc/systemd/system
 mkdir -p "$s/multi-user.target.wants"
-cat > "$s/{NAME}.part" <<'END'
+cat > "$s/{NAME}.part" <<'END' || exit 1
 {text(mount)}END
-mv "$s/{NAME}.part" "$s/{NAME}"
-ln -sf ../{NAME} "$s/multi-user.target.wants/{NAME}"
+mv "$s/{NAME}.part" "$s/{NAME}" || exit 1
+ln -sf ../{NAME} "$s/multi-user.target.wants/{NAME}" || exit 1
 sync
 """
 
