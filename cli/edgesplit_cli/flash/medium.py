@@ -29,18 +29,23 @@ class Medium(Protocol):
     @property
     def path(self) -> str:
         """Where other programs of this machine find it while it is open."""
+        ...
 
     def write(self, data: memoryview, offset: int) -> int:
         """How many bytes it took."""
+        ...
 
     def read(self, count: int, offset: int) -> bytes:
         """Up to so many."""
+        ...
 
     def sync(self) -> None:
         """What was written is on it."""
+        ...
 
     def forget(self) -> None:
         """The next read asks the medium, not the memory of this machine."""
+        ...
 
 
 class OpenedMedium:

@@ -18,6 +18,7 @@ class Asked(Protocol):
 
     def get(self, path: str, **query: Any) -> Any:
         """GET of JSON."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from edgesplit_cli.flash.targets import Target, target
 from edgesplit_cli.flash.wifi import Wifi, wifi
 from edgesplit_cli.kit import Kit
 from edgesplit_cli.settings import cache_folder
-from edgesplit_cli.show import console, print_json
+from edgesplit_cli.show import console, print_json, size
 
 PLACE = "{hostname}"
 NO_CLAIM = b'{"dry run": "a claim of about this size is made when a card is written"}' + b" " * 4_000
@@ -164,7 +164,8 @@ class Session:
         stages: cards.Stages,
     ) -> dict[str, Any]:  # fmt: skip
         """One device's card, from asking for it to its line in the journal."""
-        to = first if first is not None else self._inserted(device)
+        to = first if first is not None else self._inserted(device, image)
+        _fits(image, to)
         claim = self._claim or claim_for(self._claiming, self._orders, device)
         if why := unreachable(claim):
             click.echo(f"edgectl: {why}", err=True)
@@ -194,7 +195,7 @@ class Session:
             raise UsageError("a claim needs a controller")
         return self._api
 
-    def _inserted(self, device: DeviceToBe) -> Target:
+    def _inserted(self, device: DeviceToBe, image: cards.Image) -> Target:
         """The card for that device: asked for until there is one that may be written."""
         while True:
             if self._asked["to"].startswith("/dev/"):
@@ -204,8 +205,9 @@ class Session:
                     raise click.Abort
             try:
                 to = self._target(device)
-                if self._journal and to.is_disk and (whose := cards.whose(Path(to.name))) in self._journal.done:
+                if self._journal and to.is_disk and (whose := cards.whose(to.node)) in self._journal.done:
                     raise UsageError(f"this is the card of {whose}, which is done: take it out")
+                _fits(image, to)
                 return to
             except UsageError as error:
                 if not self._asked["to"].startswith("/dev/"):
@@ -228,6 +230,14 @@ class Session:
             seen = wait_online(self._claiming, [one.hostname for one in self._devices], self._asked["wait_s"], told)
         if not self._as_json:
             click.echo(f"online: {', '.join(seen.online)}")
+
+
+def _fits(image: cards.Image, to: Target) -> None:
+    """UsageError for a card that is too small: nothing was claimed or written for it yet."""
+    if to.size is not None and image.size > to.size:
+        raise UsageError(
+            f"{image.name} needs {size(image.size)}, and {to.name} has {size(to.size)}: take a larger card"
+        )
 
 
 def _wifi(asked: dict[str, Any]) -> Wifi | None:

@@ -27,6 +27,7 @@ class Target:
     warning: str
     """What is lost; empty where nothing is."""
     is_disk: bool
+    node: Path
     open: Callable[[], OpenedMedium]
 
 
@@ -75,7 +76,7 @@ def _disk_target(to: Path, node: Path, fixed_disk: bool, root: Path) -> Target:
     serial = f", serial {found.serial}" if found.serial else ""
     described = f"{to}: {found.model}, {shown_size(found.size)}{serial}"
     lost = f"everything on {to} will be lost"
-    return Target(str(to), described, found.size, lost, True, lambda: open_disk(node, found.size))
+    return Target(str(to), described, found.size, lost, True, node, lambda: open_disk(node, found.size))
 
 
 def _file_target(to: Path) -> Target:
@@ -87,7 +88,7 @@ def _file_target(to: Path) -> Target:
         lost = f"the image in {to} will be replaced"
     elif not to.parent.is_dir():
         raise UsageError(f"cannot write {to}: there is no folder {to.parent}")
-    return Target(str(to), f"{to}: an image file", None, lost, False, lambda: open_file(to))
+    return Target(str(to), f"{to}: an image file", None, lost, False, to, lambda: open_file(to))
 
 
 def _looks_like_an_image(file: Path) -> None:
