@@ -23,6 +23,7 @@ from edgesplit_cli.commands import (
     deploy,
     devices,
     export,
+    flash,
     fleet,
     infer,
     keys,
@@ -92,6 +93,7 @@ for command in (
     export.export,
     backups.backup,
     backups.restore,
+    flash.flash,
     fleet.fleet,
 ):
     cli.add_command(command)
