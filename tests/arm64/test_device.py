@@ -30,6 +30,7 @@ from edgesplit_cli.demo.whole import WholeModel
 from harness import DIGITS, Cloud, eventually, frame_input, frames, relative_error
 from unit import tflite_models
 
+pytestmark = pytest.mark.usefixtures("asked_for")
 NAME = "arm64"
 LONG_S = 300.0
 Answer = npt.NDArray[Any]

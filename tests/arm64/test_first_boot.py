@@ -22,6 +22,7 @@ from arm64.machine import HOST, Machine
 from arm64.raspberry import TRIXIE
 from harness import Cloud, eventually
 
+pytestmark = pytest.mark.usefixtures("asked_for")
 BOOT_S = float(os.environ.get("EDGESPLIT_BOOT_S", "1500"))
 """How long a first boot may take here."""
 CUTS = int(os.environ.get("EDGESPLIT_BOOT_CUTS", "1"))
