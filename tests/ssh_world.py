@@ -133,7 +133,8 @@ class Machine:
             f'PermitRootLogin yes\nMaxStartups 50\nMaxSessions 50\nSetEnv {environment} "CA={CA.splitlines()[1]}"\n'
             f"LogLevel ERROR\n"
         )
-        script = f"mount --bind {self.world}/os-release /usr/lib/os-release && mkdir -p /run/sshd && exec {SSHD} -D -e -f {config}"
+        own = f"mount --bind {self.world}/os-release /usr/lib/os-release"
+        script = f"{own} && mkdir -p /run/sshd && exec {SSHD} -D -e -f {config}"
         log = (self.folder / "sshd.log").open("wb")
         self._process = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c", script], stdout=log, stderr=log

@@ -1,5 +1,5 @@
-"""Coral's library for a kit: the Debian packages given, checked to be libedgetpu for that machine and of a build that the
-LiteRT in the kit can talk to (docs/decisions/0037).
+"""Coral's library for a kit: the Debian packages given, checked to be libedgetpu for that machine and of a build that
+the LiteRT in the kit can talk to (docs/decisions/0037).
 
 The delegate's interface is the one of the TensorFlow Lite that libedgetpu was built with. Coral's own last build (16.0,
 of TensorFlow 2.5) is refused by every LiteRT that has wheels for Python 3.10 or newer; builds that name TensorFlow 2.16
@@ -73,8 +73,8 @@ def check_pair(package: Package) -> None:
     built = BUILT_WITH.match(package.version)
     if built is None or (int(built[1]), int(built[2])) < OLDEST_TENSORFLOW:
         raise UsageError(
-            f"{package.name} {package.version[:40]} was not built with TensorFlow 2.16 or newer, and LiteRT's wheels for"
-            " Python 3.10 and newer cannot load it: take a build that names it, as in 16.0tf2.17.1-1"
+            f"{package.name} {package.version[:40]} was not built with TensorFlow 2.16 or newer, and LiteRT's wheels"
+            " for Python 3.10 and newer cannot load it: take a build that names it, as in 16.0tf2.17.1-1"
         )
 
 

@@ -43,7 +43,7 @@ def test_a_raspberry_pi_is_known_by_its_device_tree() -> None:
             has_sudo=b"yes\n",
             home_room=b"/dev/mmcblk0p2 30000000 1 29000000 1% /\n",
             systemd=b"yes\n",
-        )  # fmt: skip
+        )
     )
     assert verdict.device_class(seen, coral=False) == "raspberrypi5"
     assert verdict.means(seen, interpreter=False) == verdict.Means("3.11", False, "aarch64", True)
@@ -112,7 +112,7 @@ def test_what_is_done_follows_from_what_is_there() -> None:
 
 def test_an_identity_longer_than_is_asked_for_is_read_by_its_first_lines() -> None:
     """enrolled.json holds the TUF root, and is cut off there."""
-    cut = b'{\n  "device": "cam-1",\n  "device_class": "raspberrypi4",\n  "controller": "https://c:8443",\n  "tuf_root": "{'
+    cut = b'{\n  "device": "cam-1",\n  "controller": "https://c:8443",\n  "tuf_root": "{'
     found = parse_installed(answer(enrolled=cut, current=b"versions/0.2-0011aabb\n", ca=b"pem\n", data=b"yes\n"))
     assert (found.device, found.controller, found.version) == ("cam-1", "https://c:8443", "0.2-0011aabb")
 

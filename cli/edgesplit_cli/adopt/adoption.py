@@ -224,8 +224,8 @@ class Adoption:
         while (state := self._state(done.device)) != "online":
             if monotonic() > until:
                 raise LinkError(
-                    f"{done.device} is installed, and not online within {self.wish.wait_s:.0f} s ({state or 'unknown'}):"
-                    f" can it reach {self.controller.url}? On it, `journalctl -u edgesplit-agent` says why not"
+                    f"{done.device} is installed, and not online within {self.wish.wait_s:.0f} s"
+                    f" ({state or 'unknown'}): can it reach {self.controller.url}? On it, `journalctl -u edgesplit-agent` says why not"
                 )
             self.pause(LOOK_AGAIN_S)
         return Adopted(

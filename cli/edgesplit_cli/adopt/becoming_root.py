@@ -1,4 +1,5 @@
-"""Commands as root on a machine, by sudo where we are not root there. A password goes to sudo's input and nowhere else."""
+"""Commands as root on a machine, by sudo where we are not root there. A password goes to sudo's input and nowhere
+else."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ cat >>"$part" || exit 4
 if [ "$(wc -c <"$part")" -lt "$4" ]; then exit {SHORT}; fi
 got=$(sha256sum -- "$part") || exit 4
 if [ "${{got%% *}}" != "$5" ]; then rm -f -- "$part"; exit {SPOILT}; fi
-sync -f "$part" 2>/dev/null || sync
+sync -- "$part" 2>/dev/null || sync
 mv -f -- "$part" "$2"
 """
 

@@ -234,12 +234,13 @@ def failure(target: str, err: str) -> EdgeError:
         )
     if "Host key verification failed" in err or "No matching host key" in err:
         return TrustError(
-            f"the host key of {target} is not known here: connect once with `ssh {target}`, compare the fingerprint, and"
-            " do this again"
+            f"the host key of {target} is not known here: connect once with `ssh {target}`, compare the fingerprint,"
+            " and do this again"
         )
     if "Permission denied" in err or "Too many authentication failures" in err:
         return UsageError(
-            f"{target} does not let us in ({last(err)}): give a key that it knows with -i KEY, or load it into ssh-agent"
+            f"{target} does not let us in ({last(err)}): give a key that it knows with -i KEY, or load it into"
+            " ssh-agent"
         )
     return LinkError(f"lost {target}: {last(err)}")
 

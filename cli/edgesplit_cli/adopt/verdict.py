@@ -56,8 +56,8 @@ def means(seen: Survey, *, interpreter: bool) -> Means:
     if seen.machine not in MACHINES or seen.bits == 32:
         userland = "a 32-bit system" if seen.bits == 32 else plain(seen.machine)[:20] or "an unknown machine"
         raise UsageError(
-            f"{named} on {userland}: onnxruntime and LiteRT have wheels for 64-bit ARM and x86 alone; install the 64-bit"
-            " image"
+            f"{named} on {userland}: onnxruntime and LiteRT have wheels for 64-bit ARM and x86 alone; install the"
+            " 64-bit image"
         )
     if not {seen.os_id, *seen.os_like} & set(SYSTEMS):
         raise UsageError(f"{named} is none of Raspberry Pi OS, Debian, Ubuntu or JetPack: use the agent's container")
@@ -109,8 +109,8 @@ def check_room(seen: Survey, to_copy: int, to_install: int) -> None:
 
 
 def step(there: Installed, mark: str, *, known: bool) -> Step:
-    """What is to be done where `there` is what is found, and `mark` names what the kit installs; `known`: the controller
-    knows the device that it is."""
+    """What is to be done where `there` is what is found, and `mark` names what the kit installs; `known`: the
+    controller knows the device that it is."""
     if not there.version:
         return "install"
     if there.version != mark:
@@ -124,8 +124,8 @@ def check_ours(there: Installed, authority: str, name: str) -> None:
         return
     if there.authority != authority.strip():
         raise UsageError(
-            f"it is device {plain(there.device)[:63]!r} of the controller at {plain(there.controller)[:100]}, not of ours:"
-            " take it from there first, with --remove --purge"
+            f"it is device {plain(there.device)[:63]!r} of the controller at {plain(there.controller)[:100]}, not of"
+            " ours: take it from there first, with --remove --purge"
         )
     if name and name != there.device:
         raise UsageError(

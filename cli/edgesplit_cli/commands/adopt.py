@@ -179,7 +179,7 @@ def _hosts(machines: Sequence[str], batch: Path | None, given: dict[str, Any]) -
             device_class=host.device_class or given["device_class"],
             group=host.group or given["group"],
             labels={**labels, **host.labels},
-        )  # fmt: skip
+        )
         for host in hosts
     ]
     check_distinct(hosts)
