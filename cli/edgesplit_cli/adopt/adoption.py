@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -228,9 +228,7 @@ class Adoption:
                     f" ({state or 'unknown'}): can it reach {self.controller.url}? On it, `journalctl -u edgesplit-agent` says why not"
                 )
             self.pause(LOOK_AGAIN_S)
-        return Adopted(
-            **{name: getattr(done, name) for name in done.__dataclass_fields__ if name != "state"}, state=state
-        )
+        return replace(done, state=state)
 
 
 def _to_copy(kit: Kit, there: carrying.Standing) -> int:
