@@ -15,8 +15,10 @@ import click
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
+    adopt,
     audit,
     backups,
+    bundle,
     calibrate,
     check,
     dashboard,
@@ -93,6 +95,8 @@ for command in (
     backups.backup,
     backups.restore,
     fleet.fleet,
+    adopt.adopt,
+    bundle.bundle,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

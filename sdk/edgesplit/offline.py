@@ -1,4 +1,5 @@
-"""What lies in a bundle: a folder (on a USB stick, say) or a tar file that brings releases to devices without a network.
+"""What lies in a bundle: a folder (on a USB stick, say) or a tar file that brings releases to devices without a
+network.
 
     bundle.json             `Index`, for people: nothing in it is believed, and it is written last
     metadata/…, targets/…   what a device would fetch, by the same paths (`edgesplit.trust`)

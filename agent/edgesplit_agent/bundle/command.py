@@ -76,14 +76,14 @@ def _told(index: Index) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def verified(carrier: Carrier, folder: DataFolder) -> tuple[str, str]:
+def verified(carrier: Carrier, folder: DataFolder, now: Callable[[], float] = time.time) -> tuple[str, str]:
     """The device of that folder, and what it makes of the bundle's signatures today; nothing in the folder changes.
 
     Whether it knows something newer already, only taking it tells.
     """
     identity = _identity(folder)
     with tempfile.TemporaryDirectory(prefix="es-") as scratch:
-        store = TrustStore(Path(scratch), identity.tuf_root.encode())
+        store = TrustStore(Path(scratch), identity.tuf_root.encode(), now=now)
         try:
             store.refresh(carrier.fetch)
             said = store.statement(carrier.statement(identity.device), identity.device, install=True)

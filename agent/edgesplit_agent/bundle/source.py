@@ -1,5 +1,5 @@
-"""A bundle's files by name, from a folder or a tar file, as from a stranger: regular files only, no link followed on the
-way, never more bytes than asked for. Nothing is ever unpacked, so no name in it leads anywhere.
+"""A bundle's files by name, from a folder or a tar file, as from a stranger: regular files only, no link followed on
+the way, never more bytes than asked for. Nothing is ever unpacked, so no name in it leads anywhere.
 
 FileNotFoundError: the bundle lacks it. LinkError: the medium is gone or fails. TrustError: no correct bundle is so.
 """
@@ -56,9 +56,7 @@ class FolderSource:
             raise LinkError(f"cannot read the bundle {path}: {error.strerror}") from error
         if not (path / INDEX).is_file():
             self.close()
-            raise UsageError(
-                f"{path} holds no whole bundle: there is no {INDEX} (`edgectl bundle --to` writes it last)"
-            )
+            raise UsageError(f"{path} holds no whole bundle: {INDEX}, which is written last, is missing")
 
     def read(self, path: str, most: int) -> bytes:
         """As `Source` says."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import quote
 
 from edgesplit.errors import EdgeError, LinkError, NotFound, UsageError
@@ -21,6 +21,7 @@ from edgesplit_cli.adopt.becoming_root import AskPassword, AsRoot
 from edgesplit_cli.adopt.hosts import proposed_name
 from edgesplit_cli.adopt.ssh import Ssh, last
 from edgesplit_cli.adopt.survey import DATA, LOOK_AS_ROOT, PREFIX, Survey, parse_installed, survey
+from edgesplit_cli.api import Api
 from edgesplit_cli.claims import ClaimWish, make_claim
 from edgesplit_cli.show import plain
 
@@ -68,15 +69,6 @@ class Told(Protocol):
         ...
 
 
-class Controller(Protocol):
-    """What is needed of the controller's API."""
-
-    url: str
-
-    def get(self, path: str, **query: Any) -> Any: ...
-    def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What is asked for all machines of one call."""
@@ -114,7 +106,7 @@ class Adopted:
 class Adoption:
     """One machine's; `kit_for` makes or finds the kit that fits it."""
 
-    controller: Controller
+    controller: Api
     authority: str
     """The controller's own, in PEM: a device that is enrolled has it."""
     wish: Wish
@@ -225,7 +217,8 @@ class Adoption:
             if monotonic() > until:
                 raise LinkError(
                     f"{done.device} is installed, and not online within {self.wish.wait_s:.0f} s"
-                    f" ({state or 'unknown'}): can it reach {self.controller.url}? On it, `journalctl -u edgesplit-agent` says why not"
+                    f" ({state or 'unknown'}): can it reach {self.controller.url}? On it,"
+                    " `journalctl -u edgesplit-agent` says why not"
                 )
             self.pause(LOOK_AGAIN_S)
         return replace(done, state=state)

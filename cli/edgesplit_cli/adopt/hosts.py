@@ -93,13 +93,14 @@ def _port(text: str) -> int | None:
 
 def check_distinct(hosts: Sequence[Host]) -> None:
     """UsageError where one machine, or one name, is there twice; names are checked too."""
-    for what, every in (
-        ("machine", [(host.target, host.port) for host in hosts]),
-        ("name", [device_name(host.name) for host in hosts if host.name]),
-    ):
-        twice = {one for one in every if every.count(one) > 1}  # type: ignore[operator]
-        if twice:
-            raise UsageError(f"one {what} twice: {sorted(map(str, twice))[0]}")
+    _once("machine", [f"{host.target} port {host.port}" if host.port else host.target for host in hosts])
+    _once("name", [device_name(host.name) for host in hosts if host.name])
+
+
+def _once(what: str, every: Sequence[str]) -> None:
+    for one in every:
+        if every.count(one) > 1:
+            raise UsageError(f"one {what} twice: {one}")
 
 
 def proposed_name(said: str) -> str:

@@ -91,7 +91,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--dry-run", is_flag=True, help="Only look, and say what would be done.")
 @json_option
 @click.pass_obj
-def adopt(data: Path, machines: tuple[str, ...], batch: Path | None, as_json: bool, **given: Any) -> None:
+def adopt(data: Path, /, machines: tuple[str, ...], batch: Path | None, as_json: bool, **given: Any) -> None:
     """Make running machines devices: install the agent over SSH, enrol it, see it online.
 
     For Raspberry Pi OS, Debian, Ubuntu and JetPack, by your own ssh with its configuration, keys and known hosts. Doing
