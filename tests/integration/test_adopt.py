@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from controller_world import eventually
 from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
 from edgesplit_cli.adopt import carrying
 from edgesplit_cli.adopt.adoption import Adopted
 from edgesplit_cli.adopt.hosts import Host
-from ssh_world import FakeController, FakeKit, Machine, why_not
+from edgesplit_cli.commands import adopt as command
+from edgesplit_cli.main import cli
+from ssh_world import CA, FakeController, FakeKit, Machine, why_not
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
@@ -276,3 +281,30 @@ def _counted(sent: dict[str, int]) -> Callable[..., Iterator[bytes]]:
         return real(path, offset, progress)
 
     return blocks
+
+
+def test_the_command_adopts_several_machines_and_says_what_became_of_each(
+    machine: Machine, cloud: FakeController, kit: FakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails holds up no other, and its error's code is the command's."""
+    monkeypatch.setattr(command.credentials, "of_folder", lambda data: SimpleNamespace(ca_pem=CA.splitlines()[1]))
+    monkeypatch.setattr(command.Api, "by", lambda held: cloud)
+    monkeypatch.setattr(command, "kits", lambda *_: lambda means, seen, coral: kit)
+    batch = tmp_path / "devices.csv"
+    batch.write_text(f"host,name,group,port\nroot@127.0.0.1,cam-1,doors,{machine.port}\nnobody@127.0.0.1,cam-2,,1\n")
+    options = [word for option in machine.options for word in ("-o", option)]
+    places = ["--prefix", str(machine.prefix), "--agent-data", str(machine.data)]
+    words = ["--data", str(tmp_path), "adopt", "--batch", str(batch), "-i", machine.host.key, *options, *places]
+
+    result = CliRunner().invoke(cli, [*words, "--no-service", "--json"])
+
+    first, second = json.loads(result.stdout)
+    assert (first["device"], first["did"]) == ("cam-1", "install") and "supervise" in first["start"]
+    assert second["kind"] == "LinkError" and result.exit_code == LinkError.exit_code
+    assert [claim["group"] for claim in cloud.claims] == ["doors"]
+
+    alone = [*words[:3], "root@127.0.0.1", "-p", str(machine.port), *words[5:]]
+    again = CliRunner().invoke(cli, [*alone, "--no-service"])
+    assert "cam-1 up to date" in again.stdout
+    removed = CliRunner().invoke(cli, [*alone, "--remove"])
+    assert "edgectl device revoke cam-1" in removed.stdout and not machine.prefix.exists()

@@ -26,11 +26,13 @@ from edgesplit_cli.claims import ClaimWish, make_claim
 from edgesplit_cli.show import plain
 
 CLAIM, INSTALLER = "claim.json", "install.sh"
+START = "{prefix}/current/bin/edgesplit-agent supervise --data {data} --claim {data}/claim.json"
 INSTALL_S = 1_800.0
 """A Raspberry Pi 3 on an old card takes some minutes."""
 LOOK_AGAIN_S = 1.0
 
 _INSTALL = """
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 stage=$1
 cd "$stage" || exit 3
 shift
@@ -100,6 +102,8 @@ class Adopted:
     system: str
     state: str = ""
     """The device's at the controller, where that was waited for."""
+    start: str = ""
+    """What starts the agent there, where no service does."""
 
 
 @dataclass(slots=True)
@@ -147,7 +151,9 @@ class Adoption:
             return done
         if step != "nothing":
             self._install(ssh, root, seen, kit, name, device_class)
-        return self._waited(done) if means.service and wish.service else done
+        if means.service and wish.service:
+            return self._waited(done)
+        return replace(done, start=START.format(prefix=wish.prefix, data=wish.data))
 
     def remove(self, ssh: Ssh, installer: Path, *, purge: bool) -> Adopted:
         """Undo it there; with `purge` also forget who the device was. The controller is told nothing."""
@@ -161,7 +167,8 @@ class Adoption:
             copied = carrying.standing(ssh)
             carrying.carry(ssh, {INSTALLER: installer}, copied, lambda done, of: None)
             self.told("removing")
-            self._run_installer(root, copied.stage, ["--remove", *(["--purge"] if purge else [])])
+            words = ["--remove", *(["--purge"] if purge else []), *([] if seen.systemd else ["--no-service"])]
+            self._run_installer(root, copied.stage, words)
         return Adopted(
             host=ssh.host.target, device=plain(there.device), device_class="", did=did, version=plain(there.version),
             system=plain(seen.os_name)[:80],

@@ -201,7 +201,8 @@ class _Bars:
 
     def __init__(self, hosts: Sequence[Host], *, quiet: bool) -> None:
         columns = (TextColumn("{task.fields[host]}"), BarColumn(), DownloadColumn(), TextColumn("{task.description}"))
-        self._bars = Progress(*columns, console=console(quiet=quiet), transient=True)
+        out = console(quiet=quiet)
+        self._bars = Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
         self._tasks = {id(host): self._bars.add_task("waiting", total=None, host=host.target) for host in hosts}
 
     def __enter__(self) -> _Bars:
@@ -235,9 +236,14 @@ def _say(outcome: Outcome, given: dict[str, Any]) -> None:
         if outcome.error is not None and given["several"]:
             click.echo(f"{outcome.host.target}: {outcome.error}", err=True)
         return
+    if given["removes"] and done.did == "nothing":
+        click.echo(f"{done.host}: no agent is installed there ({done.system})")
+        return
     what = (WOULD if given["dry_run"] else DID)[done.did]
     online = f", {done.state}" if done.state else ""
     version = f" edgesplit {done.version}" if done.version else ""
     click.echo(f"{done.host}: {done.device or 'no device'} {what},{version}{online} ({done.system})")
-    if given["removes"] and done.device and done.did != "nothing":
+    if done.start:
+        click.echo(f"there is no service: start it there, as its own user, with `{done.start}`")
+    if given["removes"] and done.device:
         click.echo(f"the controller still lets it in: `edgectl device revoke {done.device}` ends that")

@@ -79,7 +79,8 @@ def bundle(
     """
     check_target(to)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console(quiet=as_json), transient=True) as bar:
+    out = console(quiet=as_json)
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task("bundle", total=None)
         kit, kit_for = None, ""
         if with_kit:
