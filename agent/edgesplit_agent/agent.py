@@ -64,6 +64,8 @@ from edgesplit_agent.tuner import Tuner
 from edgesplit_agent.tuning import Allowed, Memory
 from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.versions.own_version import OwnVersion
+from edgesplit_agent.versions.trial import TRIAL_S
 from edgesplit_agent.way import Way
 from edgesplit_agent.work import Work
 from edgesplit_agent.worker.host import Host, in_process
@@ -109,6 +111,8 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    trial_s: float = TRIAL_S
+    """A new version of the agent has so long to reach the broker and to serve what was served before."""
     foreign: Trust = field(default_factory=Trust)
     """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
@@ -152,7 +156,14 @@ class AgentSettings:
 class Agent:
     """A device that is enrolled. The folder must be held by the caller."""
 
-    def __init__(self, settings: AgentSettings, folder: DataFolder, identity: Identity) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        folder: DataFolder,
+        identity: Identity,
+        own_version: OwnVersion | None = None,
+    ) -> None:
+        """Without `own_version` it stays the version that it is."""
         self._settings = settings
         self._folder = folder
         self._identity = identity
@@ -190,9 +201,9 @@ class Agent:
             folder, identity, self._engine, store, self._start_host,
             lead=self._way.lead, tuner=self._tuner,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
-            endpoint=lambda: answers(self.url), activated=self._activated,
+            endpoint=lambda: answers(self.url), activated=self._activated, own_version=own_version,
         )  # fmt: skip
-        self._updater = Updater(self._work, health_s=settings.health_s)
+        self._updater = Updater(self._work, health_s=settings.health_s, trial_s=settings.trial_s)
         self._tls = tls
         self._uplink: Uplink | None = None
         quota, oldest_s = settings.telemetry_quota_bytes, settings.telemetry_age_s

@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 import math
+import os
 import re
 import socket
 import sys
@@ -40,6 +41,10 @@ from edgesplit_agent.logbook import keep_log
 from edgesplit_agent.ring import OLDEST_S, QUOTA_BYTES
 from edgesplit_agent.stance import POLICIES, parse_watts
 from edgesplit_agent.stance import Wishes as PowerWishes
+from edgesplit_agent.versions import launch
+from edgesplit_agent.versions.launch import Launched
+from edgesplit_agent.versions.own_version import OwnVersion
+from edgesplit_agent.versions.trial import TRIAL_S
 
 log = logging.getLogger("edgesplit_agent")
 T = TypeVar("T")
@@ -49,7 +54,10 @@ LONGEST_HEALTH_S = 86_400.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
-    options = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["launch"]:
+        launch.main(words[1:])
+    options = _parser().parse_args(words)
     try:
         return int(options.command(options))
     except EdgeError as error:
@@ -75,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add_die_with_parent(run)
     _seen(run)
     run.set_defaults(command=_run)
+    commands.add_parser("launch", help="as run, in the version of the agent that is to run: for services")
     status = commands.add_parser("status", help="what the agent on this folder does now")
     _data(status)
     status.set_defaults(command=_status)
@@ -132,6 +141,11 @@ def _releases(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"a new release serves so long without a failure of its own before it is committed (default {HEALTH_S:g})",
     )
+    run.add_argument(
+        "--trial-seconds", type=_seconds, default=TRIAL_S, metavar="N",
+        help="a new version of the agent itself has so long to reach the broker and serve what was served before"
+        f" (default {TRIAL_S:g})",
+    )  # fmt: skip
     run.add_argument(
         "--fetch-window", type=_told(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
         help="fetch releases only then, local time; may cross midnight and be given several times",
@@ -370,13 +384,26 @@ def _run(options: argparse.Namespace) -> int:
     logs.configure(options.log_level, options.log_format)
     keep_log()
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
-    stop = threading.Event()
-    on_stop_signals(stop.set)
+    stop, asked, again = threading.Event(), threading.Event(), threading.Event()
+    launched = Launched.of(os.environ)
+
+    def end() -> None:
+        asked.set()
+        stop.set()
+
+    on_stop_signals(end)
     if options.die_with_parent is not None:
         end_with_parent(options.die_with_parent)
     folder = DataFolder(options.data)
     folder.hold()
+
+    def restart() -> None:
+        again.set()
+        stop.set()
+
     try:
+        own_version = OwnVersion(folder, launched, restart)
+        own_version.settle_format()
         identity = folder.enrolled()
         if identity is None or options.claim is not None:
             if options.claim is None:
@@ -392,6 +419,7 @@ def _run(options: argparse.Namespace) -> int:
                 broker=options.broker, link=options.link, threads=options.threads, socket=_socket(options),
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
+                trial_s=options.trial_seconds,
                 fetch_hours=tuple(options.fetch_window),
                 foreign=_foreign(options),
                 metrics=options.metrics, gateway_metrics=options.gateway_metrics or "", log_format=options.log_format,
@@ -403,14 +431,18 @@ def _run(options: argparse.Namespace) -> int:
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
                 providers=options.providers, optimise=options.mode,
                 gateway=options.gateway,
-            ), folder, identity, stop)  # fmt: skip
+            ), folder, identity, own_version, stop)  # fmt: skip
     finally:
         folder.release()
+    if again.is_set() and not asked.is_set() and launched is not None:
+        launched.again()
     return 0
 
 
-def _serve(settings: AgentSettings, folder: DataFolder, identity: Any, stop: threading.Event) -> None:
-    agent = Agent(settings, folder, identity)
+def _serve(
+    settings: AgentSettings, folder: DataFolder, identity: Any, own_version: OwnVersion, stop: threading.Event
+) -> None:
+    agent = Agent(settings, folder, identity, own_version)
     try:
         agent.start()
         said = " (emulated)" if settings.emulate else ""
