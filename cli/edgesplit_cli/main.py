@@ -15,6 +15,7 @@ import click
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
+    agents,
     audit,
     backups,
     calibrate,
@@ -78,6 +79,7 @@ for command in (
     deploy.deployments,
     rollout.rollout,
     devices.device,
+    agents.agent,
     keys.keys,
     operators.operator,
     login.login,

@@ -37,6 +37,11 @@ class Target:
     def __str__(self) -> str:
         return f"Python {self.python} on {self.machine}"
 
+    @property
+    def tag(self) -> str:
+        """As in `cp311-aarch64`: how a build's name ends, and what a device says of itself."""
+        return f"cp{self.python.replace('.', '')}-{self.machine}"
+
 
 @dataclass(frozen=True, slots=True)
 class Build:
@@ -54,7 +59,7 @@ def this_machine() -> Target:
 
 def build_name(version: str, target: Target) -> str:
     """The slice's name, as in `0.3.0-cp311-aarch64`; UsageError for what cannot be one."""
-    name = f"{version}-cp{target.python.replace('.', '')}-{target.machine}"
+    name = f"{version}-{target.tag}"
     if not _BUILD.fullmatch(name) or not names.SLICE.fullmatch(name):
         raise UsageError(
             f"no agent release can be made of version {version[:40]!r} for {str(target)[:60]}: versions are spelt as in"
