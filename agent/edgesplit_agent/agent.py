@@ -231,6 +231,7 @@ class Agent:
             local_url=self.url,
             certificate=lambda: str(certificate_in_use(self._folder).serial_number),
             outbox=self._outbox,
+            built_for=self._work.built_for,
             on_job=lambda job: self._diagnosis.asked(job),
         )
         self._diagnosis = Diagnosis(

@@ -230,6 +230,11 @@ class Work:
         self._urgent = {one.release for one in (*statement.releases, *statement.keeps) if one.now}
         self._lead(statement.gateway)
 
+    @property
+    def built_for(self) -> str:
+        """Which builds of the agent fit here; empty where it cannot change its version."""
+        return self._own_version.built_for
+
     def connect(self, uplink: Uplink) -> None:
         """From now on there is a network to fetch by and report to."""
         self._uplink = uplink

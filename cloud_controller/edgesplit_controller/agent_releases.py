@@ -1,8 +1,8 @@
 """Versions of the agent: kits' wheels taken in, one build for each kind of machine, and the release that they make.
 
 A version is kept as a model of the reserved name, so that releases, deployments and rollouts are what they are for
-models. Wheels are cut into chunks where one ends and the next begins: a device that has a wheel already, from the version
-before, is not sent it again. Only the release key signs one.
+models. Wheels are cut into chunks where one ends and the next begins: a device that has a wheel already, from the
+version before, is not sent it again. Only the release key signs one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,8 @@ class AgentReleases:
         }  # fmt: skip
         with self._database.write() as session:
             model = _of(session, version) or _new(session, version, self._now())
-            there = [
-                one
-                for one in model.shown["builds"]
-                if (one["python"], one["machine"]) == (told["python"], told["machine"])
-            ]
+            same = (told["python"], told["machine"])
+            there = [one for one in model.shown["builds"] if (one["python"], one["machine"]) == same]
             if there and there[0]["sha256"] != whole:
                 raise Conflict(
                     f"agent {version} for {target} is here already, with other wheels: a version is never changed,"
@@ -153,10 +151,8 @@ def runs(archive: Path, version: str) -> Iterator[tuple[int, int]]:
         raise UsageError(f"{len(members)} wheels, at most {WHEELS}")
     if not any(one.name.rpartition("/")[2].startswith(f"edgesplit-{version}-") for one in members):
         raise UsageError(f"the archive has no wheel of edgesplit {version}: is it the kit of another version?")
-    cuts = sorted(
-        {0, archive.stat().st_size, *(at for one in members for at in (one.offset_data, one.offset_data + one.size))}
-    )
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    edges = {at for one in members for at in (one.offset_data, one.offset_data + one.size)}
+    for begin, end in pairwise(sorted({0, archive.stat().st_size, *edges})):
         for at in range(begin, end, LIMITS.chunk_bytes):
             yield at, min(LIMITS.chunk_bytes, end - at)
 

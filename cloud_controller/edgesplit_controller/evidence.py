@@ -46,10 +46,8 @@ def _of_agents(session: Session, release: str, members: Collection[Member]) -> d
     since = {member.name: member.ran_at for member in members}
     names = sorted(found)
     for start in range(0, len(names), AT_ONCE):
-        wanted = select(RunningRow).where(
-            RunningRow.model != AGENT, RunningRow.device.in_(names[start : start + AT_ONCE])
-        )
-        for row in session.scalars(wanted):
+        some = RunningRow.device.in_(names[start : start + AT_ONCE])
+        for row in session.scalars(select(RunningRow).where(some, RunningRow.model != AGENT)):
             if row.health and since[row.device] and (row.health_at or 0.0) > since[row.device]:
                 found[row.device].append(evidence(row.model, row.health))
     return {name: together(release, every) for name, every in found.items()}

@@ -52,6 +52,11 @@ class OwnVersion:
         return self._launched.release if self._launched is not None else slots.INSTALLED
 
     @property
+    def built_for(self) -> str:
+        """Which builds fit here; empty where none could be started."""
+        return this_machine().tag if self._launched is not None else ""
+
+    @property
     def on_trial(self) -> bool:
         """Is this version one that was not found healthy yet?"""
         return bool(self.release) and self._known.trial == self.release

@@ -71,7 +71,6 @@ async def deploy_agent(request: Request, body: DeployAgentBody) -> dict[str, Any
 async def deploy_signed_agent(request: Request, body: DeployAgentBody) -> dict[str, Any]:
     """Publish a version's release that was signed elsewhere, and bring it to devices."""
     about(request, body.version, *body.to[:8])
-    deploy = partial(controller_of(request).deploy_agent, now=body.now, asked=body.rollout.asked())
-    return await heavily(
-        request, partial(deploy, signed=(body.release, body.next_targets.encode())), body.version, body.to
-    )
+    signed = body.release, body.next_targets.encode()
+    deploy = partial(controller_of(request).deploy_agent, signed=signed, now=body.now, asked=body.rollout.asked())
+    return await heavily(request, deploy, body.version, body.to)
