@@ -13,6 +13,7 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def build_kit(
         shutil.copyfile(Path(__file__).with_name(INSTALLER), work / INSTALLER)
         _pack(everything, work / WHEELS)
         if interpreter is not None:
-            _interpreter(interpreter, work / INTERPRETER)
+            _interpreter(interpreter, work / INTERPRETER, target.python)
         for name, file in (more or {}).items():
             _copy(file, work / name)
         described = Described(
@@ -96,8 +97,9 @@ def _pack(files: Sequence[Path], made: Path) -> None:
                 archive.addfile(entry, opened)
 
 
-def _interpreter(archive: Path, made: Path) -> None:
-    """As gzip, which every device can unpack, whichever of the two it came as."""
+def _interpreter(archive: Path, made: Path, python: str) -> None:
+    """As gzip, which every device can unpack, whichever of the two it came as; UsageError where it is not whole or of
+    another version."""
     try:
         with archive.open("rb") as opened:
             head = opened.read(4)
@@ -109,6 +111,13 @@ def _interpreter(archive: Path, made: Path) -> None:
         _recompress(archive, made)
     else:
         raise UsageError(f"{archive} is neither a .tar.gz nor a .tar.zst: take python-build-standalone's install_only")
+    try:
+        with tarfile.open(made, "r|gz") as opened_archive:
+            names = {member.name for member in opened_archive}
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise UsageError(f"the interpreter {archive} is cut off or spoilt: {error}") from error
+    if f"python/bin/python{python}" not in names:
+        raise UsageError(f"{archive} holds no python/bin/python{python}: take the install_only archive of that version")
 
 
 def _recompress(archive: Path, made: Path) -> None:
