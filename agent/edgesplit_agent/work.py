@@ -367,6 +367,8 @@ class Work:
         if model == AGENT:
             return self._own_version.commit()
         self._commit(activation.committed(self._current, model))
+        if not self._current.starts:  # with the last model on trial, this start is a good one
+            self._own_version.found_healthy()
         self._starts_before = min(self._starts_before, self._current.starts)
         log.info("%s is committed to release %s", model, self._current.models[model].committed[:12])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from edgesplit.agent_release import AGENT, WHEELS_FILE, Target, build_name, builds
+from edgesplit.agent_release import AGENT, WHEELS_FILE, Target, build_name, builds, released
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.release import Chunk, Manifest, Slice, SliceFile
@@ -81,8 +82,10 @@ class AgentReleases:
             rows = session.scalars(select(Model).where(Model.name == AGENT).order_by(Model.version)).all()
             counted = Device.birth["version"].as_string()
             alive = select(counted, func.count()).where(Device.revoked.is_(None)).group_by(counted)
-            devices = {version: count for version, count in session.execute(alive) if version}
-        return [{**shown_agent(row), "devices": devices.get(row.shown["agent"], 0)} for row in rows]
+            devices = Counter[str]()
+            for version, count in session.execute(alive):
+                devices[released(version or "")] += count
+        return [{**shown_agent(row), "devices": devices[row.shown["agent"]]} for row in rows]
 
     def get(self, version: str) -> Model:
         """The version, with near matches in the error."""
@@ -149,7 +152,8 @@ def runs(archive: Path, version: str) -> Iterator[tuple[int, int]]:
             raise UsageError(f"{one.name[:80]!r} in the archive of wheels is no wheel")
     if len(members) > WHEELS:
         raise UsageError(f"{len(members)} wheels, at most {WHEELS}")
-    if not any(one.name.rpartition("/")[2].startswith(f"edgesplit-{version}-") for one in members):
+    names = [one.name.rpartition("/")[2] for one in members]
+    if not any(name.startswith((f"edgesplit-{version}-", f"edgesplit-{version}+")) for name in names):
         raise UsageError(f"the archive has no wheel of edgesplit {version}: is it the kit of another version?")
     edges = {at for one in members for at in (one.offset_data, one.offset_data + one.size)}
     for begin, end in pairwise(sorted({0, archive.stat().st_size, *edges})):

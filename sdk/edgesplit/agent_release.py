@@ -68,6 +68,11 @@ def build_name(version: str, target: Target) -> str:
     return name
 
 
+def released(version: str) -> str:
+    """The version without what a build says of itself: of `0.3.0+device`, as kits have it, 0.3.0."""
+    return version.partition("+")[0]
+
+
 def is_agent(manifest: Manifest) -> bool:
     """Is this a release of the agent, and not of a model?"""
     return manifest.model.partition("@")[0] == AGENT

@@ -25,7 +25,7 @@ from installer.destinations import SchemeDictionaryDestination
 from installer.exceptions import InstallerError
 from installer.sources import WheelFile
 
-from edgesplit.agent_release import WHEELS_FILE, Build
+from edgesplit.agent_release import WHEELS_FILE, Build, released
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit_agent.versions.shelf import Shelf
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 WHEELS = 200
 """No agent needs more."""
+NOT_NEEDED = "pip-"
+"""A kit's installer brings it along for itself."""
 UNPACKED_BYTES = 2 * 2**30
 FITNESS_S = 120.0
 """A slow card reads hundreds of megabytes of libraries for the first time."""
@@ -51,7 +53,8 @@ def put_together(shelf: Shelf, release: str, build: Build, folder: Path, questio
     _make_environment(part)
     with tempfile.TemporaryDirectory(prefix="wheels-", dir=part) as scratch:
         for wheel in _wheels(folder / WHEELS_FILE, Path(scratch)):
-            _unpack(wheel, part, shelf.home(release))
+            if not wheel.name.startswith(NOT_NEEDED):
+                _unpack(wheel, part, shelf.home(release))
             wheel.unlink()
     compileall.compile_dir(str(_site(part)), quiet=2, stripdir=str(part), prependdir=str(shelf.home(release)))
     _check_fitness(part, build.version, question)
@@ -128,7 +131,7 @@ def _check_fitness(part: Path, version: str, question: tuple[str, ...]) -> None:
     except (ValueError, KeyError, TypeError):
         last = (asked.stderr.strip().splitlines() or [f"it ended with status {asked.returncode}"])[-1]
         raise ModelRefused(f"agent {version} does not start here: {last[:300]}") from None
-    if told != version:
+    if released(told) != version:
         raise ModelRefused(f"what was signed as agent {version} calls itself {told[:40]}")
     if problem:
         raise ModelRefused(f"agent {version} cannot run here: {problem[:300]}")

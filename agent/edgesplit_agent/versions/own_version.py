@@ -11,9 +11,10 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from edgesplit import __version__
-from edgesplit.agent_release import AGENT, build_for, is_agent, this_machine
+from edgesplit.agent_release import AGENT, Build, build_for, is_agent, this_machine
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release import Manifest
 from edgesplit.releases import Release
@@ -31,13 +32,28 @@ NO_LAUNCHER = (
 )
 
 
+Install = Callable[[Shelf, str, Build, Path, "tuple[str, ...]"], None]
+"""As `install.put_together`."""
+
+
+def _put_together(shelf: Shelf, release: str, build: Build, folder: Path, question: tuple[str, ...]) -> None:
+    from edgesplit_agent.versions.install import put_together  # what it imports is needed on few days
+
+    put_together(shelf, release, build, folder, question)
+
+
 class OwnVersion:
     """The version that this process is, and those beside it. Of the update loop's thread, but for `stopped`."""
 
     def __init__(
-        self, folder: DataFolder, launched: Launched | None = None, restart: Callable[[], None] = lambda: None
+        self,
+        folder: DataFolder,
+        launched: Launched | None = None,
+        restart: Callable[[], None] = lambda: None,
+        install: Install = _put_together,
     ) -> None:
         """`restart` ends this process soon, in good order, and lets the launcher choose again."""
+        self._install = install
         self._folder = folder
         self._shelf = Shelf(folder.path)
         self._launched = launched
@@ -104,12 +120,11 @@ class OwnVersion:
         """Install the release beside this version, and let it say whether it could live here."""
         if self._launched is None:
             raise UsageError(NO_LAUNCHER)
-        from edgesplit_agent.versions.install import put_together  # it is needed on few days
-
         build = build_for(opened.manifest, this_machine())
         folder = opened.slice_folder(build.slice.name)
         question = ("--launcher", str(self._launched.contract), "--format", str(self._folder.format))
-        put_together(self._shelf, opened.digest, build, folder, question)  # type: ignore[arg-type]
+        assert isinstance(folder, Path)  # it is in clear (`build_for`)
+        self._install(self._shelf, opened.digest, build, folder, question)
 
     def activate(self, manifest: Manifest, release: str, served: Iterable[str], counter: int) -> None:
         """From the next start on, which follows at once."""

@@ -13,8 +13,10 @@ from edgesplit_cli.api import Api
 from edgesplit_cli.commands.deploy import sign_release, wait_for
 from edgesplit_cli.commands.rollout_options import rollout_body, rollout_options
 from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
+from edgesplit_cli.kit.own_wheel import EXTRAS
+from edgesplit_cli.kit.target import MACHINES, PYTHONS
 from edgesplit_cli.quantities import Number
-from edgesplit_cli.settings import SIGN_VARIABLE
+from edgesplit_cli.settings import SIGN_VARIABLE, cache_folder
 from edgesplit_cli.show import console, json_option, print_json, size, table
 
 WHEELS = "wheels.tar"
@@ -28,12 +30,18 @@ def agent() -> None:
 @agent.command()
 @click.argument("kits", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[KIT]...")
 @click.option("--build", is_flag=True, help="Make the kit of this version here, in place of giving its folder.")
-@click.option("--python", default="3.11", show_default=True, metavar="3.N", help="With --build: the devices' Python.")
 @click.option(
-    "--machine", default="aarch64", show_default=True, metavar="aarch64|x86_64", help="With --build: their machine."
+    "--python", type=click.Choice(PYTHONS), default="3.11", show_default=True, help="With --build: of the devices."
 )
 @click.option(
-    "--extra", "extras", multiple=True, metavar="NAME", help="With --build: an extra beside agent, as tflite."
+    "--machine", type=click.Choice(MACHINES), default="aarch64", show_default=True, help="With --build: theirs."
+)
+@click.option(
+    "--with",
+    "extras",
+    multiple=True,
+    type=click.Choice([one for one in EXTRAS if one != "agent"]),
+    help="With --build: what the agent shall have besides, as in tflite; repeatable.",
 )
 @click.option(
     "--wheelhouse",
@@ -63,7 +71,7 @@ def push(
     if build == bool(kits):
         raise UsageError("give the folder of a kit, or --build to make one")
     api = Api.of(data)
-    made = [read_kit(kit) for kit in kits] or [_built(data, Target(python, machine), extras, wheelhouse, as_json)]
+    made = [read_kit(kit) for kit in kits] or [_built(Target(python, machine), extras, wheelhouse, as_json)]
     answers = [_pushed(api, kit, as_json) for kit in made]
     if as_json:
         print_json(answers)
@@ -152,10 +160,10 @@ def deploy(
     console().print(f"Rollout {made['rollout']}: `edgectl rollout status --watch` follows it.")
 
 
-def _built(data: Path, target: Target, extras: tuple[str, ...], wheelhouse: Path | None, quiet: bool) -> Kit:
+def _built(target: Target, extras: tuple[str, ...], wheelhouse: Path | None, quiet: bool) -> Kit:
     with console().status("making a kit") as status:
         told = (lambda text: None) if quiet else (lambda text: status.update(text))
-        return build_kit(target, extras=extras, cache=data / "cache", wheelhouse=wheelhouse, progress=told)
+        return build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse, progress=told)
 
 
 def _pushed(api: Api, kit: Kit, quiet: bool) -> dict[str, Any]:
