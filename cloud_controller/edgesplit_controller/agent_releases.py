@@ -46,8 +46,8 @@ class AgentReleases:
 
         The same wheels again change nothing; Conflict for others, for a version is never changed.
         """
-        name = build_name(version, target)
         try:
+            name = build_name(version, target)
             pieces = list(runs(part, version))
             chunks = tuple(self._keep(part, offset, size) for offset, size in pieces)
             with part.open("rb") as file:

@@ -11,7 +11,7 @@ from edgesplit.agent_release import AGENT
 from edgesplit.errors import TrustError
 from edgesplit.recut import check_recut
 from edgesplit.release import Statement, Wanted, decode_manifest
-from edgesplit_agent.updates import Activate, Commit, RollBack
+from edgesplit_agent.updates import Activate, Commit, RollBack, Stage
 from edgesplit_agent.versions.shelf import Shelf
 from power_world import HEALTH_S, Machine
 from version_world import AgentRelease, World, told
@@ -94,6 +94,22 @@ def test_a_version_that_ends_at_every_start_goes_back(world: World) -> None:
     assert world.runs(back) == A.digest and back.running == world.model.digest
     assert told(back)[1:] == ("rolled back", "3 starts in a row were not found healthy")
     assert not back.standing.safe_mode and not back.standing.starts
+
+
+def test_wheels_that_were_not_signed_are_never_installed(world: World) -> None:
+    """Bytes that a broker or a card has changed are refused on their way in, and again before they are unpacked."""
+    machine = on(world, A)
+    wheel = next(iter(B.chunks))
+    world.source.chunks[wheel] = b"x" * len(B.chunks[wheel])
+    machine = world.settle(machine.offer(world.say(B)))
+    assert told(machine)[1] == "failed" and not Shelf(world.data).home(B.digest).exists()
+
+    world.source.chunks[wheel] = B.chunks[wheel]
+    machine.offer(world.say(B)).settle(lambda now: isinstance(now.steps[-1], Stage))
+    (file,) = (world.data / "releases" / B.digest / "slices").glob("*/wheels.tar")
+    file.write_bytes(b"x" * file.stat().st_size)
+    machine = world.settle(machine)
+    assert world.runs(machine) == A.digest and not Shelf(world.data).home(B.digest).exists()
 
 
 def test_a_newer_statement_tries_it_again(world: World) -> None:

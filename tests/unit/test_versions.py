@@ -249,3 +249,20 @@ def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path) -> None:
     for _ in range(9):
         launch._begin(DataFolder(tmp_path), shelf)
     assert shelf.read() == ON_OLD
+
+
+def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher sets an alarm that outlives it for a version on trial, and for no other."""
+    alarms: list[int] = []
+    monkeypatch.setattr("signal.alarm", alarms.append)
+    monkeypatch.setattr("os.execve", lambda *command: None)
+    shelf = Shelf(tmp_path)
+    part = shelf.fresh(NEW)
+    shelf.adopt(part, NEW, "0.3.0")
+    shelf.write(slots.activated(Versions(), NEW, (), 7, launch.__version__))
+
+    launch.main(["--data", str(tmp_path), "--trial-seconds", "20"])
+    shelf.write(slots.committed(shelf.read()))
+    launch.main(["--data", str(tmp_path)])
+
+    assert alarms == [20 + launch.STARTING_S, 0]

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 CONTRACT = 1
 """What a version may expect of the launcher; it grows when a later version needs something new of it."""
+STARTING_S = 180
+"""So long a version may take to load, on a slow card, before the time of its trial begins to count."""
 MODULE = "edgesplit_agent.versions.launch"
 RELEASE, TRIAL, LAUNCHER, CONTRACT_IS = (
     "EDGESPLIT_AGENT_RELEASE",
@@ -83,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         shelf = Shelf(known.data)
         versions = _begin(DataFolder(known.data), shelf)
     command, environment = start_of(versions, shelf, options, launcher, os.environ)
-    signal.alarm(max(1, math.ceil(2 * known.trial_seconds)) if versions.trial else 0)
+    signal.alarm(math.ceil(known.trial_seconds) + STARTING_S if versions.trial else 0)
     os.execve(command[0], command, environment)
 
 
