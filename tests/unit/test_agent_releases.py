@@ -9,7 +9,8 @@ import pytest
 
 from edgesplit.agent_release import AGENT, Target, build_for
 from edgesplit.errors import NotFound, UsageError
-from edgesplit.release import Manifest
+from edgesplit.release import Manifest, encode_manifest
+from edgesplit_cli.signing import release_told
 from edgesplit_controller.agent_releases import AgentReleases, runs
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.content_keys import load_or_make_content_keys
@@ -171,3 +172,13 @@ def test_versions_are_rows_that_releases_hang_on(shop: Shop) -> None:
         assert [(row.ref, row.shown["agent"]) for row in session.query(Model).order_by(Model.id)] == [
             ("edgesplit-agent@1", "0.4.0"), ("edgesplit-agent@2", "0.3.0"),
         ]  # fmt: skip
+
+
+def test_who_signs_sees_what_a_kit_says_of_itself(shop: Shop) -> None:
+    """Before the release key is used elsewhere, version, machine and digest of the wheels are shown."""
+    content = archive(small_agent("0.3.0"))
+    shop.push(content, "0.3.0")
+    digest, manifest = shop.agents.prepare(shop.agents.get("0.3.0"))
+    told = "\n".join(release_told({"release": digest, "manifests": [encode_manifest(manifest).decode()]}))
+    assert digest in told and "agent 0.3.0 for Python 3.11 on aarch64" in told
+    assert hashlib.sha256(content).hexdigest() in told
