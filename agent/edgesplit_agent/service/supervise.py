@@ -67,6 +67,7 @@ class Supervisor:
                 code = self._ended(ended)
             elif self._child is not None and monotonic() >= self._run.deadline:
                 log.error("the agent %s: killed", self._run.why())
+                self._run = self._run.killed()
                 self._kill()
 
     def _catch_signals(self) -> None:
@@ -119,7 +120,7 @@ class Supervisor:
         if number in (*ENDS, *RESTARTS) and self._child is not None:
             log.info("%s: ending the agent", signal.Signals(number).name)
             self._child.terminate()
-            self._run = Run(self._run.since, self._watchdog_s, told_to_stop=min(monotonic(), self._run.told_to_stop))
+            self._run = self._run.stops(monotonic())
 
     def _reap(self) -> int | None:
         """Collect whoever ended, orphans that became ours too; the agent's status where it was among them."""

@@ -26,6 +26,7 @@ class Run:
     ready: bool = False
     heard: float = 0.0
     told_to_stop: float = math.inf
+    was_killed: bool = False
 
     def hears(self, message: bytes, now: float) -> Run:
         """After a datagram of the program."""
@@ -34,9 +35,19 @@ class Run:
             return replace(self, ready=True, heard=now)
         return replace(self, heard=now) if b"WATCHDOG=1" in lines else self
 
+    def stops(self, now: float) -> Run:
+        """After it was told to end, for the first time or again."""
+        return replace(self, told_to_stop=min(now, self.told_to_stop))
+
+    def killed(self) -> Run:
+        """After it was killed: there is nothing left to do about it."""
+        return replace(self, was_killed=True)
+
     @property
     def deadline(self) -> float:
         """It is killed then, unless it is heard of before."""
+        if self.was_killed:
+            return math.inf
         if self.told_to_stop < math.inf:
             return self.told_to_stop + STOP_S
         if not self.ready:
