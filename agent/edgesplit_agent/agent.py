@@ -287,6 +287,14 @@ class Agent:
         """The same without TCP; empty where there is no Unix socket."""
         return self._local_server.url if self._local_server is not None else ""
 
+    def proof(self) -> str:
+        """What goes on, in a line, as an application would be told; LinkError where nobody would be answered, and
+        nothing at all where a part of us hangs."""
+        answers(self.url)
+        told = self.status()
+        models = ", ".join(one["model"] for one in told["models"]) or "no model yet"
+        return f"{told['device']}: {models}; {'online' if told['broker']['connected'] else 'no broker'}"
+
     def status(self) -> dict[str, Any]:
         """What people and tools may know; `edgesplit-agent status` shows it."""
         self._engine.catch_up()

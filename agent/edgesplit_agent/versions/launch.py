@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +26,7 @@ import msgspec
 from edgesplit import __version__
 from edgesplit.errors import UsageError
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.service.notify import SOCKET, WATCHDOG_PID, WATCHDOG_US, Manager
 from edgesplit_agent.versions import slots
 from edgesplit_agent.versions.shelf import Shelf
 from edgesplit_agent.versions.slots import Versions
@@ -58,6 +59,8 @@ class Launched:
     on_trial: bool
     launcher: tuple[str, ...]
     contract: int
+    manager: Mapping[str, str] = field(default_factory=dict)
+    """How to reach who supervises us: the agent takes that out of its environment."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Launched | None:
@@ -67,11 +70,12 @@ class Launched:
             contract = int(environment[CONTRACT_IS])
         except (KeyError, ValueError, msgspec.MsgspecError):
             return None
-        return cls(environment.get(RELEASE, ""), environment.get(TRIAL) == "1", launcher, contract)
+        manager = {name: environment[name] for name in (SOCKET, WATCHDOG_US, WATCHDOG_PID) if name in environment}
+        return cls(environment.get(RELEASE, ""), environment.get(TRIAL) == "1", launcher, contract, manager)
 
     def again(self) -> NoReturn:
         """Become the launcher once more. Everything is to be closed and given back before."""
-        os.execve(self.launcher[0], self.launcher, plain_environment(os.environ))
+        os.execve(self.launcher[0], self.launcher, {**plain_environment(os.environ), **self.manager})
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -85,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         shelf = Shelf(known.data)
         versions = _begin(DataFolder(known.data), shelf)
     command, environment = start_of(versions, shelf, options, launcher, os.environ)
+    Manager.of(dict(os.environ)).alive()  # hundreds of files were read: the agent has its whole time to begin
     signal.alarm(math.ceil(known.trial_seconds) + STARTING_S if versions.trial else 0)
     os.execve(command[0], command, environment)
 
