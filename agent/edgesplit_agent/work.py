@@ -324,7 +324,7 @@ class Work:
         That it is tried is on disk before: a load that ends this process, often enough, is not tried again.
         """
         if is_agent(self._paper(release).manifest):
-            return self._own_version.verify(self._open(release))
+            return self._own_version.verify(self._open(release), self._current.counter)
         self._commit(activation.trying(self._current, release))
         active = None
         try:
@@ -427,6 +427,8 @@ class Work:
         reason = self._current.bad.get(release) or self._own_version.why_bad(release)
         if reason is not None:
             return ReleaseState(refused=reason, bad=True)
+        if (reason := self._own_version.why_refused(release)) is not None:
+            return ReleaseState(refused=reason)
         try:
             paper = self._papers.get(release) or self._from_disk(release)
             if paper is None:

@@ -11,7 +11,7 @@ from edgesplit.agent_release import AGENT
 from edgesplit.errors import TrustError
 from edgesplit.recut import check_recut
 from edgesplit.release import Statement, Wanted, decode_manifest
-from edgesplit_agent.updates import Activate, Commit, RollBack, Stage
+from edgesplit_agent.updates import Activate, Commit, RollBack, Stage, Verify
 from edgesplit_agent.versions.shelf import Shelf
 from power_world import HEALTH_S, Machine
 from version_world import AgentRelease, World, told
@@ -134,6 +134,11 @@ def test_a_version_that_says_no_is_never_started(world: World) -> None:
 
     assert told(machine) == (A.digest, "failed", "agent 0.5.0 cannot run here: it needs a newer launcher")
     assert world.runs(machine) == A.digest and not Shelf(world.data).home(unfit.digest).exists()
+    machine.stop()
+    again = world.settle(world.start())
+    assert told(again)[1] == "failed" and not any(isinstance(step, Verify) for step in again.steps)
+    unfit.unfit = False
+    assert world.runs(world.settle(again.offer(world.say(unfit)))) == unfit.digest
 
 
 def test_nothing_else_is_changed_on_trial(world: World) -> None:

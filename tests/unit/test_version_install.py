@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from edgesplit.agent_release import Build, Target, this_machine
 from edgesplit.errors import ModelRefused
 from edgesplit.release import Slice
+from edgesplit_agent.room import NoRoom
 from edgesplit_agent.versions.install import put_together
 from edgesplit_agent.versions.shelf import Shelf
 from wheels_world import archive, small_agent, wheel
@@ -84,4 +87,28 @@ def test_a_version_that_is_spoilt_is_installed_anew(shelf: Shelf) -> None:
         install(shelf, archive(small_agent("0.3.0")))
         assert shelf.damage(RELEASE) == ""
     shelf.keep([])
+    assert not list(shelf.folder.iterdir())
+
+
+def test_a_full_disk_is_told_before_anything_is_unpacked(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said how much is missing, and nothing is left behind; with room it goes on."""
+    content = archive(small_agent("0.3.0"))
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+        with pytest.raises(NoRoom, match=r"no room for agent 0\.3\.0: installing it takes about 17 MB, 1 MB are free"):
+            install(shelf, content)
+    assert not list(shelf.folder.iterdir())
+    install(shelf, content)
+    assert shelf.damage(RELEASE) == ""
+
+
+def test_an_installation_that_fails_leaves_nothing(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up in the middle is not made fuller by what was half unpacked."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("compileall.compile_dir", full)
+    with pytest.raises(OSError, match="No space"):
+        install(shelf, archive(small_agent("0.3.0")))
     assert not list(shelf.folder.iterdir())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import compileall
 import json
 import logging
+import shutil
 import subprocess
 import sysconfig
 import tarfile
@@ -27,6 +28,7 @@ from installer.sources import WheelFile
 
 from edgesplit.agent_release import WHEELS_FILE, Build, released
 from edgesplit.errors import ModelRefused, UsageError
+from edgesplit_agent.room import RESERVE_BYTES, NoRoom
 from edgesplit_agent.versions.shelf import Shelf
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ WHEELS = 200
 """No agent needs more."""
 NOT_NEEDED = "pip-"
 """A kit's installer brings it along for itself."""
+UNPACKED = 4
+"""An installed version takes so many times its wheels, compiled."""
 UNPACKED_BYTES = 2 * 2**30
 FITNESS_S = 120.0
 """A slow card reads hundreds of megabytes of libraries for the first time."""
@@ -50,16 +54,36 @@ def put_together(shelf: Shelf, release: str, build: Build, folder: Path, questio
     if not shelf.damage(release):
         return
     part = shelf.fresh(release)
+    try:
+        _check_room(part, build.version, (folder / WHEELS_FILE).stat().st_size)
+        _fill(part, shelf.home(release), folder / WHEELS_FILE)
+        _check_fitness(part, build.version, question)
+        shelf.adopt(part, release, build.version)
+    except BaseException:  # what takes hundreds of megabytes is not left lying there
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    log.info("agent %s is installed, as release %s", build.version, release[:12])
+
+
+def _check_room(part: Path, version: str, packed: int) -> None:
+    """NoRoom before anything is unpacked: a disk that an update filled would keep the models from theirs."""
+    need, free = UNPACKED * packed + RESERVE_BYTES, shutil.disk_usage(part).free
+    if free < need:
+        raise NoRoom(
+            f"no room for agent {version}: installing it takes about {need / 1e6:.0f} MB, {free / 1e6:.0f} MB are free"
+            " on the disk; free some, it is tried again"
+        )
+
+
+def _fill(part: Path, home: Path, archive: Path) -> None:
+    """An environment with all the wheels in it, compiled."""
     _make_environment(part)
     with tempfile.TemporaryDirectory(prefix="wheels-", dir=part) as scratch:
-        for wheel in _wheels(folder / WHEELS_FILE, Path(scratch)):
+        for wheel in _wheels(archive, Path(scratch)):
             if not wheel.name.startswith(NOT_NEEDED):
-                _unpack(wheel, part, shelf.home(release))
+                _unpack(wheel, part, home)
             wheel.unlink()
-    compileall.compile_dir(str(_site(part)), quiet=2, stripdir=str(part), prependdir=str(shelf.home(release)))
-    _check_fitness(part, build.version, question)
-    shelf.adopt(part, release, build.version)
-    log.info("agent %s is installed, as release %s", build.version, release[:12])
+    compileall.compile_dir(str(_site(part)), quiet=2, stripdir=str(part), prependdir=str(home))
 
 
 def _make_environment(part: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edgesplit import __version__
 from edgesplit.agent_release import AGENT, Build, build_for, is_agent, this_machine
-from edgesplit.errors import TrustError, UsageError
+from edgesplit.errors import ModelRefused, TrustError, UsageError
 from edgesplit.release import Manifest
 from edgesplit.releases import Release
 from edgesplit_agent.folder import DataFolder
@@ -110,21 +110,30 @@ class OwnVersion:
         """Why that release is not tried again; None where nothing is known against it."""
         return self._known.bad.get(release)
 
+    def why_refused(self, release: str) -> str | None:
+        """The same of one that never ran."""
+        return self._known.refused.get(release)
+
     def slices(self, manifest: Manifest) -> set[str]:
         """What this machine needs of an agent release; UsageError where that is not for it, or cannot be used."""
         if self._launched is None:
             raise UsageError(NO_LAUNCHER)
         return {build_for(manifest, this_machine()).slice.name}
 
-    def verify(self, opened: Release) -> None:
-        """Install the release beside this version, and let it say whether it could live here."""
+    def verify(self, opened: Release, counter: int) -> None:
+        """Install the release beside this version, and let it say whether it could live here. `counter` is of the
+        statement that asks for it."""
         if self._launched is None:
             raise UsageError(NO_LAUNCHER)
         build = build_for(opened.manifest, this_machine())
         folder = opened.slice_folder(build.slice.name)
         question = ("--launcher", str(self._launched.contract), "--format", str(self._folder.format))
         assert isinstance(folder, Path)  # it is in clear (`build_for`)
-        self._install(self._shelf, opened.digest, build, folder, question)
+        try:
+            self._install(self._shelf, opened.digest, build, folder, question)
+        except ModelRefused as refusal:
+            self._keep(slots.refused(self._known, opened.digest, str(refusal), counter))
+            raise
 
     def activate(self, manifest: Manifest, release: str, served: Iterable[str], counter: int) -> None:
         """From the next start on, which follows at once."""

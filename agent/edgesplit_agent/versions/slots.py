@@ -31,8 +31,10 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of what runs, since one was found healthy; starts of the installed version are not counted."""
     bad: dict[str, str] = {}
     """Why, by release: not tried again under this statement."""
+    refused: dict[str, str] = {}
+    """The same of those that never ran: to unpack them again at every start would take a slow card minutes."""
     counter: int = 0
-    """Of the statement under which the last one was tried."""
+    """Of the statement under which the last one was tried, or refused."""
     served: tuple[str, ...] = ()
     """The models that answered before the trial, and must again."""
 
@@ -82,9 +84,16 @@ def committed(versions: Versions) -> Versions:
     return _replace(versions, committed=versions.running, trial=INSTALLED, starts=0, served=())
 
 
+def refused(versions: Versions, release: str, reason: str, counter: int) -> Versions:
+    """It cannot run here, by its own word or because its wheels are none."""
+    return _replace(versions, refused={**versions.refused, release: reason}, counter=counter)
+
+
 def obeying(versions: Versions, counter: int) -> Versions:
     """A statement was believed; a newer one forgives what was bad under the last."""
-    return _replace(versions, bad={}, counter=counter) if versions.bad and counter > versions.counter else versions
+    if counter <= versions.counter or not (versions.bad or versions.refused):
+        return versions
+    return _replace(versions, bad={}, refused={}, counter=counter)
 
 
 def stopped(versions: Versions, release: str) -> Versions:
