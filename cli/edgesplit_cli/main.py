@@ -16,6 +16,7 @@ from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
     adopt,
+    agents,
     audit,
     backups,
     bundle,
@@ -81,6 +82,7 @@ for command in (
     deploy.deployments,
     rollout.rollout,
     devices.device,
+    agents.agent,
     keys.keys,
     operators.operator,
     login.login,

@@ -6,15 +6,20 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-import numpy as np
 
 from edgesplit import oip, report
 from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.later import later
 from edgesplit.places import Memory, Place
 from edgesplit.reply import Reply, error_of
 from edgesplit.seen.trace import of_application
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 PLAIN = {"accept": "application/json", "accept-encoding": "identity"}
 

@@ -125,6 +125,36 @@ class Deployed(Shape):
     deployment: int | None = None
 
 
+class AgentBuild(Shape):
+    """The wheels of one version of the agent for one Python and machine."""
+
+    python: str
+    machine: str
+    extras: list[str]
+    bytes: int
+    sha256: str
+
+
+class PushedAgent(Shape):
+    """A version of the agent, after a build of it came."""
+
+    version: str
+    model: str
+    builds: list[AgentBuild]
+    created_at: float
+    created: bool
+
+
+class AgentShape(Shape):
+    """A version of the agent, and how many devices are of it."""
+
+    version: str
+    model: str
+    builds: list[AgentBuild]
+    created_at: float
+    devices: int
+
+
 class DeploymentShape(Shape):
     """A release on its way to chosen devices."""
 
