@@ -305,11 +305,9 @@ class _Connection:
             keep = keep and not self._server.is_stopping
             self._send(response, keep=keep, with_body=head.method != "HEAD")
         finally:
-            try:
-                if response is not None and response.after is not None:
-                    response.after()
-            finally:
-                self._server.end(length)
+            self._server.end(length)
+            if response is not None and response.after is not None:
+                response.after()
         return keep
 
     def _receive_head(self) -> bytes:
