@@ -39,7 +39,7 @@ from edgesplit.fresh_ids import fresh_id
 
 fresh_id()
 child = os.fork()
-print(fresh_id(), flush=True)
+os.write(1, f"{fresh_id()}\\n".encode())
 if child:
     os.waitpid(child, 0)
 """
