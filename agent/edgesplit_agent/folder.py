@@ -7,6 +7,7 @@
     releases/…      whole releases, as edgesplit.releases lays them out
     current.json    per model what runs and what is on trial (`activation`): its one rename is the activation
     session.json    number of the newest MQTT session, only ever growing
+    bundle.json     which bundle the agent shall take (`bundle.wish`)
     late/           telemetry that waits for a link (`ring`)
     agent.json      how to reach the agent while it runs
     agent.sock      where applications reach it without TCP, while it runs
@@ -64,6 +65,10 @@ class _Session(msgspec.Struct, frozen=True):
     number: int = 0
 
 
+class FolderHeld(UsageError):
+    """Another agent runs on the folder."""
+
+
 class DataFolder:
     """One agent's folder. `hold` makes it exclusively ours for the life of the process."""
 
@@ -81,6 +86,7 @@ class DataFolder:
         self.chunks = path / "chunks"
         self.releases = path / "releases"
         self.late = path / "late"
+        self.bundle_wish = path / "bundle.json"
         self.socket = path / "agent.sock"
         self._lock_file: int | None = None
         self._session_lock = threading.Lock()
@@ -97,7 +103,7 @@ class DataFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            raise UsageError(f"another edgesplit-agent runs on {self.path}") from error
+            raise FolderHeld(f"another edgesplit-agent runs on {self.path}") from error
         self._lock_file = descriptor
         self.sweep()
 

@@ -15,8 +15,10 @@ import click
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
+    adopt,
     audit,
     backups,
+    bundle,
     calibrate,
     check,
     dashboard,
@@ -95,6 +97,8 @@ for command in (
     backups.restore,
     flash.flash,
     fleet.fleet,
+    adopt.adopt,
+    bundle.bundle,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

@@ -32,6 +32,7 @@ from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.gateways import Gateways, through_by_class
 from edgesplit_controller.listing import Asked as AskedDevices
 from edgesplit_controller.listing import Listing
+from edgesplit_controller.offline import Offline
 from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Conflict, Forbidden
 from edgesplit_controller.registry import Registry
@@ -128,6 +129,7 @@ class Controller:
     fleet: Fleet
     rolling: Rolling
     bundles: Bundles
+    offline: Offline
     replanner: Replanner
 
     def within(self, groups: frozenset[str] | None) -> Controller:
@@ -315,6 +317,13 @@ class Controller:
             self.tell.forget([let_in.device])
         self.tell.tell([let_in.device])
         return self._enrolled(let_in)
+
+    def papers(self, targets: Sequence[str], models: Sequence[str], valid_s: int) -> dict[str, Any]:
+        """What a bundle for these devices holds, all but the chunks."""
+        chosen = self.devices.select(targets)
+        if not chosen:
+            raise Conflict(f"no device is meant by {', '.join(targets)[:200]}")
+        return self.offline.papers(chosen, models, valid_s)
 
     def renew(self, renewal: Renewal, *, shown_serial: int | None) -> dict[str, Any]:
         """A new certificate for a device that proves to hold the key of one of ours, expired or not.

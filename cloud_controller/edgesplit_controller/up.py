@@ -66,6 +66,7 @@ from edgesplit_controller.gatekeeping import open_gate
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.leases import Lease, forget_leases
 from edgesplit_controller.listing import Listing
+from edgesplit_controller.offline import Offline
 from edgesplit_controller.peers import TellingPeers
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.processes import Place, start_further, take_place
@@ -344,6 +345,7 @@ def _assemble(
         fleet=Fleet(database, stale_after_s=settings.stale_after_s, now=now),
         rolling=Rolling(database, now=now),
         bundles=Bundles(database, delivery.ask, now=now),
+        offline=Offline(repository, director, releasing, blobs, now),
         replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=rollouts.make, now=now),
     )  # fmt: skip
     return controller, delivery, revocations

@@ -232,6 +232,26 @@ class Led(Shape):
     gateway: str | None
 
 
+class CarriedShape(Shape):
+    """A release in a bundle, and which of its chunks, by their places in its list."""
+
+    release: str
+    model: str
+    chunks: list[int]
+
+
+class Papers(Shape):
+    """All of a bundle but its chunks."""
+
+    made: int
+    valid_until: int
+    limited_by: str
+    files: dict[str, str]
+    statements: dict[str, str]
+    devices: dict[str, str]
+    releases: list[CarriedShape]
+
+
 class DeviceShape(Shape):
     """A device, or a claim for one that has not come yet."""
 
