@@ -21,7 +21,6 @@ TEMPLATE = """\
 # Options of yours: OPTIONS="--fetch-rate 2mbit" in /etc/edgesplit-agent.env
 [Unit]
 Description=edgesplit agent
-Documentation=https://pypi.org/project/edgesplit/
 Wants=network-online.target time-sync.target
 After=network.target time-sync.target
 # Never gives up for good: a device nobody can reach has nobody to start it again.
