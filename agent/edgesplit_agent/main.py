@@ -1,4 +1,4 @@
-"""`edgesplit-agent`: run, status, enrol. Exit codes are those of edgesplit.errors."""
+"""`edgesplit-agent`: run, status, enrol, unit. Exit codes are those of edgesplit.errors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
+import edgesplit
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.lifetime import add_die_with_parent, end_with_parent, on_stop_signals, wait_until
@@ -38,6 +39,7 @@ from edgesplit_agent.foreign import Trust
 from edgesplit_agent.gateway import listen_address
 from edgesplit_agent.logbook import keep_log
 from edgesplit_agent.ring import OLDEST_S, QUOTA_BYTES
+from edgesplit_agent.service.unit import Places, unit
 from edgesplit_agent.stance import POLICIES, parse_watts
 from edgesplit_agent.stance import Wishes as PowerWishes
 
@@ -64,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edgesplit-agent", description="Runs models on this device, with or without the cloud."
     )
+    parser.add_argument("--version", action="version", version=f"edgesplit-agent {edgesplit.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="serve models until stopped")
     _data(run)
@@ -83,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
     enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     enrolment.set_defaults(command=_enrol)
+    told = commands.add_parser("unit", help="print the systemd unit of an installation")
+    told.add_argument("--prefix", type=Path, default=Places.prefix, metavar="DIR", help=f"(default {Places.prefix})")
+    told.add_argument("--data", type=Path, default=Places.data, metavar="DIR", help=f"(default {Places.data})")
+    told.add_argument("--user", default=Places.user, metavar="NAME", help=f"(default {Places.user})")
+    told.set_defaults(command=_unit)
     return parser
 
 
@@ -428,6 +436,11 @@ def _enrol(options: argparse.Namespace) -> int:
     finally:
         folder.release()
     print(f"enrolled as {identity.device} ({identity.device_class})")
+    return 0
+
+
+def _unit(options: argparse.Namespace) -> int:
+    print(unit(Places(options.prefix, options.data, options.user)), end="")
     return 0
 
 

@@ -27,6 +27,11 @@ def default_data_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "edgesplit"
 
 
+def cache_folder() -> Path:
+    """What was fetched or made once and can be again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgesplit"
+
+
 def kept_credentials() -> Path:
     """Where `edgectl login` keeps credentials."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "edgesplit" / "credentials.json"
