@@ -16,6 +16,7 @@ from edgesplit_controller import metrics
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.bundles import Bundles
 from edgesplit_controller.ca import Authority
+from edgesplit_controller.colleagues import Alone, Colleagues
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.database import Database, Device
@@ -57,6 +58,7 @@ class Foundations:
     repository: Repository
     rotation: Rotation
     lease: Lease
+    colleagues: Colleagues = field(default_factory=Alone)
     ledger: Ledger = field(default_factory=Ledger)
 
 
@@ -86,7 +88,7 @@ class Assembly:
         self._rollouts = Rollouts(
             database, self._director, now=time.time, announce=self._announce, fits=self._fits, evidences=of_members
         )
-        self.delivery = Delivery(self._sources())
+        self.delivery = Delivery(self._sources(), colleagues=on.colleagues)
         self.controller = self._controller()
 
     def _sources(self) -> Sources:

@@ -52,6 +52,7 @@ from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import Broker
 from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.ca import Authority
+from edgesplit_controller.colleagues import Alone, OnDatabase
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.database import Database
 from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery
@@ -66,6 +67,7 @@ from edgesplit_controller.replan.watching import watch
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocation_command import RevocationCommand
 from edgesplit_controller.revocations import Revocations
+from edgesplit_controller.rollout.counting import counting
 from edgesplit_controller.rollout.engine import RolloutLoop
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
@@ -168,9 +170,10 @@ def _start(
     (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
     blobs = BlobStore(data / "blobs")
 
+    colleagues = OnDatabase(database, place.number) if database.shared else Alone()
     ledger = Ledger()
     metrics.watch(database.engine, ledger)
-    made = Assembly(Foundations(settings, database, blobs, authority, repository, rotation, lease, ledger))
+    made = Assembly(Foundations(settings, database, blobs, authority, repository, rotation, lease, colleagues, ledger))
     controller, delivery, revocations = made.controller, made.delivery, made.revocations
     if not settings.join:
         blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
@@ -248,7 +251,7 @@ def _mqtt(
     )
     # Whoever knew the group's name could join it, and would take others' messages away.
     group = authority.secret("shared subscriptions")
-    session.subscribe([f"$share/{group}/{topic}" for topic in SPREAD], qos=1)
+    session.subscribe([*(f"$share/{group}/{topic}" for topic in SPREAD), delivery.passed_topic], qos=1)
     delivery.start(session)
     stack.callback(delivery.stop)
     session.start()
@@ -335,9 +338,10 @@ def _api(
     """The HTTPS server in a thread of its own; its end is ours."""
     gate, operators_ca = open_gate(settings.data, controller.database, authority, first=not settings.join)
     if settings.metrics is not None:
+        rollouts = counting(controller.database)
         scraped = metrics_server(
             settings.metrics,
-            lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, reading)),
+            lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, rollouts, reading)),
         )
         stack.callback(scraped.stop)
         scraped.start()

@@ -47,7 +47,7 @@ def upgrade() -> None:
 
 def _add_up(connection: sa.Connection, rolled: Any, models: Any) -> None:
     devices = sa.table("devices", sa.column("name"), sa.column("group"))
-    groups = dict(connection.execute(sa.select(devices.c.name, devices.c.group)).tuples().all())
+    groups = {row[0]: row[1] for row in connection.execute(sa.select(devices.c.name, devices.c.group))}
     of_models: dict[tuple[str, str, int, float], dict[str, Any]] = {}
     made: list[dict[str, Any]] = []
     for (device, model), rows in groupby(_hours(connection, rolled), key=lambda row: (row[0], row[1])):
