@@ -15,13 +15,17 @@ import click
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
+    adopt,
+    agents,
     audit,
     backups,
+    bundle,
     calibrate,
     check,
     dashboard,
     deploy,
     devices,
+    doctor,
     export,
     flash,
     fleet,
@@ -80,6 +84,7 @@ for command in (
     deploy.deployments,
     rollout.rollout,
     devices.device,
+    agents.agent,
     keys.keys,
     operators.operator,
     login.login,
@@ -95,6 +100,9 @@ for command in (
     backups.restore,
     flash.flash,
     fleet.fleet,
+    adopt.adopt,
+    bundle.bundle,
+    doctor.doctor,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):
