@@ -294,6 +294,8 @@ def test_a_card_in_a_reader_is_flashed_like_a_file(bench: Bench, monkeypatch: py
         (["--wifi-country", "germany"], "two capital letters"),
         (["--wifi", "x" * 40], "1 to 32 bytes"),
         (["--sha256", "12"], "64 hex digits"),
+        (["--coral"], "libedgetpu1"),
+        (["--coral-deb", __file__], "goes with --coral"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_at_once(bench: Bench, words: list[str], why: str) -> None:
