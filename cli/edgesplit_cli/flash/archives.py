@@ -24,7 +24,7 @@ import zstandard
 from edgesplit.errors import TrustError, UsageError
 
 BLOCK = 4 << 20
-ZSTD_BITE = 4 << 10
+ZSTD_BITE = 1 << 10
 SECTOR = 512
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 LISTED = re.compile(r"([0-9a-fA-F]{64})(?: [ *](.+))?")

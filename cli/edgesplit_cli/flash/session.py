@@ -118,8 +118,6 @@ class Session:
                 done = [self._card(image, kit, device, first, scratch, stages) for device in self._devices]
         if self._as_json:
             print_json(done if self._journal is not None else done[0])
-        else:
-            show_done(done)
         if self._asked["wait"]:
             self._wait()
         elif not self._as_json:
@@ -171,12 +169,15 @@ class Session:
             medium.close()
         if self._journal is not None:
             self._journal.add(device.hostname, files.instance, to.name)
-        return {
+        done = {
             "device": device.hostname, "target": to.name, "bytes": image.size, "image": image.name,
             "digest": self._digest.source if self._digest else None, "format": image.found.format.value,
             "system": image.found.system.name, "python": kit.described.python, "machine": kit.described.machine,
             "instance": files.instance,
         }  # fmt: skip
+        if not self._as_json:
+            show_done(done)
+        return done
 
     @property
     def _claiming(self) -> Api:
