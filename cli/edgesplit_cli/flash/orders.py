@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from edgesplit import names
@@ -13,10 +14,12 @@ from edgesplit.errors import NotFound, UsageError
 from edgesplit.identity import Claim, decode_claim
 from edgesplit_cli.api import Api
 from edgesplit_cli.claims import ClaimWish, make_claim
+from edgesplit_cli.coral import CoralPackages
 from edgesplit_cli.flash.formats import BOARDS, Found
 from edgesplit_cli.flash.wifi import Wifi
 from edgesplit_cli.flash.wishes import Wishes
 from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
+from edgesplit_cli.kit.description import CORAL
 from edgesplit_cli.kit.wheelhouse import Told
 
 
@@ -53,6 +56,8 @@ class KitSource:
     extras: tuple[str, ...] = ()
     wheelhouse: Path | None = None
     interpreter: Path | None = None
+    coral: CoralPackages | None = None
+    """Of a Coral accelerator."""
 
 
 def board(device_class: str) -> str:
@@ -93,10 +98,13 @@ def kit_for(found: Found, source: KitSource, told: Told) -> Kit:
             " with `edgectl kit build` and give it as --kit FOLDER"
         )
     target = replace(Target(), python=python, machine=machine)
-    return build_kit(
-        target, extras=source.extras, cache=source.cache, interpreter=source.interpreter,
-        wheelhouse=source.wheelhouse, progress=told,
-    )  # fmt: skip
+    with TemporaryDirectory(prefix="es-") as scratch:
+        more = {CORAL: source.coral.archive(machine, Path(scratch))} if source.coral is not None else None
+        extras = [*source.extras, *(["tflite"] if more else [])]
+        return build_kit(
+            target, extras=sorted(set(extras)), cache=source.cache, interpreter=source.interpreter,
+            wheelhouse=source.wheelhouse, more=more, progress=told,
+        )  # fmt: skip
 
 
 def is_free(api: Api, device: str, may_replace: bool) -> None:

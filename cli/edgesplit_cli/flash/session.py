@@ -11,6 +11,7 @@ from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
+from edgesplit_cli.coral import CoralPackages
 from edgesplit_cli.flash import archives, asking, cards, programs, wishes
 from edgesplit_cli.flash.batch import Journal, Line, label, read_lines
 from edgesplit_cli.flash.boot_files import BootFiles, boot_files
@@ -133,6 +134,7 @@ class Session:
         source = KitSource(
             cache=cache_folder(), folder=asked["kit_folder"], extras=asked["extras"], wheelhouse=asked["wheelhouse"],
             interpreter=asked["interpreter"],
+            coral=CoralPackages(asked["coral_debs"]) if asked["coral_debs"] else None,
         )  # fmt: skip
         if why := missing_board(self._orders.device_class, image.boot_names):
             click.echo(f"edgectl: {why}", err=True)

@@ -13,10 +13,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
 from edgesplit_cli.claims import ClaimWish, make_claim
-from edgesplit_cli.flash import wishes
+from edgesplit_cli.flash import asking, wishes
+from edgesplit_cli.flash.batch import label
 from edgesplit_cli.flash.online import wait_online
 from edgesplit_cli.flash.orders import claim_in, is_free
-from edgesplit_cli.flash.session import wifi_asked
 from edgesplit_cli.jetson import flasher
 from edgesplit_cli.jetson.overlay import Network, Overlay, files
 from edgesplit_cli.jetson.rootfs import put_all, take_back
@@ -87,7 +87,7 @@ def _order(bsp: Path, asked: dict[str, Any]) -> Order:
     if (keys or asked["sudo"]) and not user:
         raise UsageError("--ssh-key and --sudo are for somebody: give --user NAME")
     hostname = _hostname(asked)
-    joined = wifi_asked(asked)
+    joined = asking.network(asked["ssid"], asked["wifi_password_file"], asked["wifi_country"])
     steps = flasher.commands(tree, to, user=user, hostname=hostname, licensed=asked["accept_nvidia_license"])
     network = Network(joined.ssid, joined.key) if joined is not None else None
     return Order(tree, to, hostname, user, keys, network, steps)
@@ -110,7 +110,7 @@ def _prepare(order: Order, api: Api | None, asked: dict[str, Any]) -> None:
         assert api is not None
         wish = ClaimWish(
             device=order.hostname, device_class=asked["device"], link=asked["link"], group=asked["group"],
-            labels=dict(wishes_label(one) for one in asked["labels"]), expires_s=int(asked["expires_s"]),
+            labels=dict(label(one) for one in asked["labels"]), expires_s=int(asked["expires_s"]),
             replace=asked["replace"],
         )  # fmt: skip
         claim = make_claim(api, wish).encode()
@@ -118,14 +118,6 @@ def _prepare(order: Order, api: Api | None, asked: dict[str, Any]) -> None:
         kit=kit.files, claim=claim, hostname=order.hostname, user=order.user, ssh_keys=order.ssh_keys,
         sudo=asked["sudo"], network=order.network,
     )))  # fmt: skip
-
-
-def wishes_label(text: str) -> tuple[str, str]:
-    """`KEY=VALUE`."""
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise UsageError(f"--label {text[:60]}: write it as KEY=VALUE, as in --label room=kitchen")
-    return key, value
 
 
 def _kit(tree: Tree, asked: dict[str, Any]) -> Kit:
