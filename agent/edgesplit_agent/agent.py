@@ -65,6 +65,8 @@ from edgesplit_agent.tuner import Tuner
 from edgesplit_agent.tuning import Allowed, Memory
 from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.versions.own_version import OwnVersion
+from edgesplit_agent.versions.trial import TRIAL_S
 from edgesplit_agent.way import Way
 from edgesplit_agent.work import Work
 from edgesplit_agent.worker.host import Host, in_process
@@ -110,6 +112,8 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    trial_s: float = TRIAL_S
+    """A new version of the agent has so long to reach the broker and to serve what was served before."""
     foreign: Trust = field(default_factory=Trust)
     """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
@@ -153,7 +157,14 @@ class AgentSettings:
 class Agent:
     """A device that is enrolled. The folder must be held by the caller."""
 
-    def __init__(self, settings: AgentSettings, folder: DataFolder, identity: Identity) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        folder: DataFolder,
+        identity: Identity,
+        own_version: OwnVersion | None = None,
+    ) -> None:
+        """Without `own_version` it stays the version that it is."""
         self._settings = settings
         self._folder = folder
         self._identity = identity
@@ -191,9 +202,9 @@ class Agent:
             folder, identity, self._engine, store, self._start_host,
             lead=self._way.lead, tuner=self._tuner,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
-            endpoint=lambda: answers(self.url), activated=self._activated,
+            endpoint=lambda: answers(self.url), activated=self._activated, own_version=own_version,
         )  # fmt: skip
-        self._updater = Updater(self._work, health_s=settings.health_s)
+        self._updater = Updater(self._work, health_s=settings.health_s, trial_s=settings.trial_s)
         self._bundles = BundleWatch(folder.bundle_wish, self._updater)
         self._work.told_of_bundle = self._bundles.copied
         self._tls = tls
@@ -223,6 +234,7 @@ class Agent:
             local_url=self.url,
             certificate=lambda: str(certificate_in_use(self._folder).serial_number),
             outbox=self._outbox,
+            built_for=self._work.built_for,
             on_job=lambda job: self._diagnosis.asked(job),
         )
         self._diagnosis = Diagnosis(
@@ -279,6 +291,14 @@ class Agent:
     def socket_url(self) -> str:
         """The same without TCP; empty where there is no Unix socket."""
         return self._local_server.url if self._local_server is not None else ""
+
+    def proof(self) -> str:
+        """What goes on, in a line, as an application would be told; LinkError where nobody would be answered, and
+        nothing at all where a part of us hangs."""
+        answers(self.url)
+        told = self.status()
+        models = ", ".join(one["model"] for one in told["models"]) or "no model yet"
+        return f"{told['device']}: {models}; {'online' if told['broker']['connected'] else 'no broker'}"
 
     def status(self) -> dict[str, Any]:
         """What people and tools may know; `edgesplit-agent status` shows it."""

@@ -9,6 +9,8 @@
     session.json    number of the newest MQTT session, only ever growing
     bundle.json     which bundle the agent shall take (`bundle.wish`)
     late/           telemetry that waits for a link (`ring`)
+    versions.json   which version of the agent runs (`versions.slots`); versions/… those that came as releases
+    format.json     the format of all this: only a version that was found healthy raises it
     agent.json      how to reach the agent while it runs
     agent.sock      where applications reach it without TCP, while it runs
 
@@ -33,6 +35,10 @@ from edgesplit_agent.activation import Current
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+FORMAT, OLDEST_FORMAT = 1, 1
+"""What this version writes, and the oldest that it reads. A version on trial writes nothing that the one before could
+not read: what takes a higher number is written once the trial is over (`settle_format`), and never before."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +75,10 @@ class FolderHeld(UsageError):
     """Another agent runs on the folder."""
 
 
+class _Format(msgspec.Struct, frozen=True):
+    format: int = 1
+
+
 class DataFolder:
     """One agent's folder. `hold` makes it exclusively ours for the life of the process."""
 
@@ -93,7 +103,18 @@ class DataFolder:
         self._session = 0
 
     def hold(self) -> None:
-        """Take the folder for this process; UsageError where another agent has it or it cannot be written."""
+        """Take the folder for this process; UsageError where another agent has it, or it cannot be written or read."""
+        self.lock()
+        if self.format > FORMAT:
+            self.release()
+            raise UsageError(
+                f"{self.path} was written by a newer edgesplit-agent (format {self.format}, this version reads up to"
+                f" {FORMAT}): install that version again"
+            )
+        self.sweep()
+
+    def lock(self) -> None:
+        """Keep others out, whatever is in the folder; UsageError as for `hold`."""
         try:
             make_folders(self.path)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -105,7 +126,16 @@ class DataFolder:
             os.close(descriptor)
             raise FolderHeld(f"another edgesplit-agent runs on {self.path}") from error
         self._lock_file = descriptor
-        self.sweep()
+
+    @property
+    def format(self) -> int:
+        """Of what lies here; a folder that does not say it is of the first."""
+        return (self._read(self.path / "format.json", _Format) or _Format()).format
+
+    def settle_format(self) -> None:
+        """From now on this version's format may be written here, which older ones do not read. OSError: it may not."""
+        if self.format != FORMAT:
+            write_durably(self.path / "format.json", msgspec.json.encode(_Format(FORMAT)))
 
     def sweep(self) -> None:
         """What a power cut left half written is nobody's, now that the folder is ours (`hold`, or whoever knows)."""

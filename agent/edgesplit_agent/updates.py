@@ -4,7 +4,8 @@
 tried again after a jittered pause, a thing that must not be believed never for that statement, and every other model
 goes on meanwhile. A newer statement supersedes an older one in any state. What runs keeps running until its successor
 is staged, verified and has answered its golden inputs; the successor runs on trial, and what ran before it stays whole,
-until it was found healthy (`activation`).
+until it was found healthy (`activation`). The agent's own version is one more thing that is wanted: activating it ends
+this process, and its trial is judged otherwise (`versions.trial`); while it lasts nothing else is changed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Literal, Protocol
 
+from edgesplit.agent_release import AGENT
 from edgesplit.errors import (
     EdgeError,
     Expired,
@@ -32,6 +34,7 @@ from edgesplit.pace import THREADS
 from edgesplit.release import Statement
 from edgesplit_agent.activation import HEALTH_S, Trial, judge, why
 from edgesplit_agent.fetch_hours import NotNow
+from edgesplit_agent.versions.trial import TRIAL_S, OwnTrial, judge_own, looks_at, why_own
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +199,8 @@ class Standing:
     """Why the agent is in it."""
     starts: int = 0
     """Since one was found healthy, this one included; 0 once it was."""
+    served_before: frozenset[str] = frozenset()
+    """What the agent's version before the one on trial served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +234,8 @@ class DeviceState:
     health_s: float = HEALTH_S
     local_retry_at: float = 0.0
     """When what needs only this device's disk is tried again."""
+    own_trial: OwnTrial | None = None
+    """What was seen of the agent's own version, where that is on trial."""
 
 
 def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | None:
@@ -240,7 +247,7 @@ def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | N
         return TakeBundle(have.bundle)
     if have.online and have.offer is not None and now >= have.offer_retry_at:
         return Consider(have.offer)
-    if want is None:
+    if want is None or have.own_trial is not None:
         return _report(have, now)
     for wanted in want.releases:
         step = _towards(wanted.model, wanted.release, have, now) or _repair(wanted.model, wanted.release, have, now)
@@ -258,7 +265,16 @@ def health_step(have: DeviceState, now: float) -> Step | None:
     """What the health of this start and of what is on trial asks for: it waits for no network, and for no download."""
     if now < have.local_retry_at:
         return None
+    if have.own_trial is not None:
+        own = judge_own(have.own_trial, have.running, now, have.health_s)
+        if own != "wait":
+            release = have.own_trial.release
+            return (
+                Commit(AGENT) if own == "healthy" else RollBack(AGENT, release, why_own(have.own_trial, have.running))
+            )
     for model, trial in sorted(have.trials.items()):
+        if model == AGENT:
+            continue
         verdict = judge(trial, now, have.health_s)
         if verdict == "unhealthy":
             return RollBack(model, trial.release, why(trial))
@@ -308,7 +324,7 @@ def _repair(model: str, wanted: str, have: DeviceState, now: float) -> Step | No
 
 def _tidy(want: Statement, have: DeviceState, now: float) -> Step | None:
     """What is left to do once no wanted model can be brought further."""
-    unwanted = sorted(set(have.running) - {wanted.model for wanted in want.releases})
+    unwanted = sorted(set(have.running) - {AGENT} - {wanted.model for wanted in want.releases})  # an agent must run
     if unwanted and now >= have.local_retry_at:
         return Retire(unwanted[0])
     litter = have.litter and now >= have.local_retry_at
@@ -329,13 +345,14 @@ def wake_at(have: DeviceState, now: float) -> float:
         moments.append(have.report_retry_at)
     moments += [have.local_retry_at, have.began + have.health_s]
     moments += [trial.since + have.health_s for trial in have.trials.values()]
+    moments += looks_at(have.own_trial, have.health_s) if have.own_trial is not None else []
     return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
 def model_states(want: Statement | None, have: DeviceState) -> tuple[ModelState, ...]:
     """What is reported of each model."""
     wanted = {one.model: one.release for one in want.releases} if want else {}
-    names = sorted({*wanted, *have.running})
+    names = sorted({*wanted, *have.running} - ({AGENT} - {*wanted}))
     return tuple(_model_state(model, wanted.get(model, ""), have) for model in names)
 
 
@@ -491,8 +508,11 @@ class Updater:
         clock: Callable[[], float] = monotonic,
         health_s: float = HEALTH_S,
         dice: random.Random = THREADS.dice,
+        trial_s: float = TRIAL_S,
     ) -> None:
-        """`dice`: by which tries after a failure are spread."""
+        """`dice`: by which tries after a failure are spread; `trial_s`: how long the agent's own version has to prove
+        itself."""
+        self._trial_s = trial_s
         self._hands = hands
         self._clock = clock
         self._dice = dice
@@ -554,6 +574,9 @@ class Updater:
             reported = self._have.reported and not is_online
             self._have = replace(self._have, online=is_online, releases=releases, reported=reported)
             self._have = replace(self._have, offer_retry_at=0.0, report_retry_at=0.0)
+            if self._have.own_trial is not None:
+                since = self._clock() if is_online else None
+                self._have = replace(self._have, own_trial=replace(self._have.own_trial, online_since=since))
             self._changed.notify_all()
 
     def ran(self, release: str, error: Exception | None) -> None:
@@ -592,7 +615,7 @@ class Updater:
     def take_step(self) -> Step | None:
         """Carry out the next step, if there is one now; which it was."""
         with self._changed:
-            step = next_step(self._want, self._have, self._clock())
+            step = None if self._stopping else next_step(self._want, self._have, self._clock())
         if step is None:
             return None
         try:
@@ -602,6 +625,9 @@ class Updater:
             if not isinstance(error, (EdgeError, OSError)):
                 log.exception("step %s failed", step)
             self._failed(step, error)
+        else:
+            if isinstance(step, (Activate, RollBack)) and step.model == AGENT:
+                self._stopping = True  # what follows is the next process's to do
         return step
 
     def _carry_out(self, step: Step) -> None:
@@ -720,7 +746,16 @@ class Updater:
             self._have = replace(
                 self._have, running=stands.running, committed=stands.committed, held=stands.held,
                 safe_mode=stands.safe_mode, starts=stands.starts, trials=trials,
+                own_trial=self._own_trial(stands),
             )  # fmt: skip
+
+    def _own_trial(self, stands: Standing) -> OwnTrial | None:
+        """What is known of the agent's version on trial; it is this process, so it began with it."""
+        release, seen = stands.trials.get(AGENT, ""), self._have.own_trial
+        if not release or (seen is not None and seen.release == release):
+            return seen if release else None
+        since = self._clock() if self._have.online else None
+        return OwnTrial(release, self._have.began, self._trial_s, stands.served_before, since)
 
     def _looks(self, statement: Statement | None) -> dict[str, ReleaseState]:
         """How far what is wanted has come, and what was committed before and does not run."""

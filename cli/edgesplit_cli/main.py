@@ -16,6 +16,7 @@ from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
     adopt,
+    agents,
     audit,
     backups,
     bundle,
@@ -24,6 +25,7 @@ from edgesplit_cli.commands import (
     dashboard,
     deploy,
     devices,
+    doctor,
     export,
     flash,
     fleet,
@@ -82,6 +84,7 @@ for command in (
     deploy.deployments,
     rollout.rollout,
     devices.device,
+    agents.agent,
     keys.keys,
     operators.operator,
     login.login,
@@ -99,6 +102,7 @@ for command in (
     fleet.fleet,
     adopt.adopt,
     bundle.bundle,
+    doctor.doctor,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

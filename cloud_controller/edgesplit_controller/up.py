@@ -33,6 +33,7 @@ import uvicorn
 
 import edgesplit
 from edgesplit import messages
+from edgesplit.agent_release import is_agent
 from edgesplit.children import Child
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
@@ -45,6 +46,7 @@ from edgesplit.seen.ledger import Ledger
 from edgesplit.seen.listener import metrics_server
 from edgesplit_controller import metrics
 from edgesplit_controller.adding_up import add_up
+from edgesplit_controller.agent_releases import AgentReleases
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.backup.restoring import RESTORED
@@ -53,6 +55,7 @@ from edgesplit_controller.broker import Broker
 from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.bundles import Bundles
 from edgesplit_controller.ca import Authority
+from edgesplit_controller.condition import Condition
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.database import Database, Device
@@ -296,7 +299,7 @@ def _assemble(
 
     def fits(release: str, device_class: str) -> bool:
         manifest = releasing.find(release)
-        return manifest is not None and device_class in manifest.plans
+        return manifest is not None and (is_agent(manifest) or device_class in manifest.plans)
 
     rollouts = Rollouts(database, director, now=now, announce=announce, fits=fits, evidences=of_members)
     delivery = Delivery(
@@ -346,6 +349,7 @@ def _assemble(
         rolling=Rolling(database, now=now),
         bundles=Bundles(database, delivery.ask, now=now),
         offline=Offline(repository, director, releasing, blobs, now),
+        agents=AgentReleases(database, blobs, releasing, now=now),
         replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=rollouts.make, now=now),
     )  # fmt: skip
     return controller, delivery, revocations
@@ -428,6 +432,10 @@ def _offload(settings: Settings, stack: ExitStack) -> None:
     child.start()
 
 
+def _told_to_devices(addresses: Addresses) -> dict[str, str]:
+    return {"broker": f"{addresses.mqtt_host}:{addresses.mqtt_port}", "offload": addresses.offload_url}
+
+
 def _api(
     settings: Settings,
     controller: Controller,
@@ -457,6 +465,7 @@ def _api(
         model_bytes=settings.model_bytes,
         heavy=heavy,
         ledger=ledger,
+        own=Condition(controller.database, settings.data, reading, _told_to_devices(controller.addresses)),
     )
     config = uvicorn.Config(
         app,

@@ -306,7 +306,7 @@ def test_a_card_in_a_reader_is_flashed_like_a_file(bench: Bench, monkeypatch: py
         (["--wifi", "x" * 40], "1 to 32 bytes"),
         (["--sha256", "12"], "64 hex digits"),
         (["--coral"], "libedgetpu1"),
-        (["--coral-deb", __file__], "goes with --coral"),
+        (["--coral-deb", __file__], "no Debian package"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_at_once(bench: Bench, words: list[str], why: str) -> None:

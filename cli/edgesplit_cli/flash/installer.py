@@ -30,11 +30,7 @@ class KitSource:
 
 def coral_packages(wanted: bool, debs: Sequence[Path]) -> CoralPackages | None:
     """What an Edge TPU needs, where there is one; UsageError for packages that would not do."""
-    if not wanted:
-        if debs:
-            raise UsageError("--coral-deb goes with --coral")
-        return None
-    return CoralPackages(debs)
+    return CoralPackages(debs) if wanted or debs else None
 
 
 def kit_for(found: Found, source: KitSource, told: Told) -> Kit:

@@ -54,7 +54,7 @@ class Session:
         self._devices = self._wanted()
         self._orders = Orders(
             board=board(asked["device"]),
-            device_class=profile_of(asked["device"], coral=asked["coral"]),
+            device_class=profile_of(asked["device"], coral=self._coral is not None),
             user=wishes.user_name(asked["user"]) if asked["user"] is not None else None,
             ssh_keys=wishes.ssh_keys(asked["ssh_key"]) if asked["ssh_key"] is not None else (),
             sudo=asked["sudo"],

@@ -132,6 +132,20 @@ class SignedBody(DeployBody):
     next_targets: str
 
 
+class DeployAgentBody(Body):
+    """A version of the agent for some devices."""
+
+    version: str = Field(max_length=40)
+    to: list[str]
+    now: bool = False
+    elsewhere: bool = False
+    """The release key lies elsewhere: answer what it must sign."""
+    rollout: RolloutBody = RolloutBody()
+    release: str = Field(default="", max_length=64)
+    next_targets: str = ""
+    """Both: signed elsewhere."""
+
+
 class PublicKeyBody(Body):
     """A key without its private part."""
 

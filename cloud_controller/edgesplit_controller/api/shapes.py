@@ -31,6 +31,18 @@ class Health(Shape):
     version: str
 
 
+class ConditionShape(Shape):
+    """How the controller itself is."""
+
+    version: str
+    time: float
+    broker_connected: bool | None
+    addresses: dict[str, str]
+    database: dict[str, Any]
+    disk: dict[str, int] | None
+    waiting: dict[str, float]
+
+
 class EnrolledShape(Shape):
     """A certificate, and where everything is."""
 
@@ -123,6 +135,36 @@ class Deployed(Shape):
     plans: list[dict[str, Any]]
     signed_by: str
     deployment: int | None = None
+
+
+class AgentBuild(Shape):
+    """The wheels of one version of the agent for one Python and machine."""
+
+    python: str
+    machine: str
+    extras: list[str]
+    bytes: int
+    sha256: str
+
+
+class PushedAgent(Shape):
+    """A version of the agent, after a build of it came."""
+
+    version: str
+    model: str
+    builds: list[AgentBuild]
+    created_at: float
+    created: bool
+
+
+class AgentShape(Shape):
+    """A version of the agent, and how many devices are of it."""
+
+    version: str
+    model: str
+    builds: list[AgentBuild]
+    created_at: float
+    devices: int
 
 
 class DeploymentShape(Shape):
