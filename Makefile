@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ASSETS := cloud_controller/edgesplit_controller/dashboard_assets/index.html
 DASHBOARD := $(shell find cloud_controller/dashboard -name node_modules -prune -o -type f -print)
 
-.PHONY: demo test test-arm64 test-boot check bench format pages soak clean dashboard screenshots
+.PHONY: demo test test-arm64 test-boot test-dashboard check bench format pages soak clean dashboard screenshots
 
 demo: $(VENV)/.demo $(ASSETS)
 	$(BIN)/edgectl demo $(DEMO)
@@ -66,6 +66,10 @@ format: $(VENV)/.dev
 
 dashboard: $(VENV)/.demo
 	tools/dashboard build
+
+# The dashboard's tests as in an installation that has grown: two controller processes on PostgreSQL.
+test-dashboard: $(VENV)/.dev $(ASSETS)
+	EDGESPLIT_DASHBOARD_PROCESSES=2 $(BIN)/python -m pytest -q tests/integration/test_dashboard.py
 
 # Every page of the dashboard, light and dark, on a desktop and a phone, of a fleet that is made up: docs/pictures/dashboard.
 screenshots: $(VENV)/.dev $(ASSETS)
