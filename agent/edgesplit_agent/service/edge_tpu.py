@@ -61,11 +61,15 @@ def _seen(root: Path) -> Iterator[str]:
         yield f"at /{APEX}"
     for device in sorted((root / "sys/bus/usb/devices").glob("*")):
         try:
-            known = tuple((device / name).read_text().strip() for name in ("idVendor", "idProduct"))
+            known = _line(device / "idVendor"), _line(device / "idProduct")
         except OSError:
             continue
         if known in USB:
             yield USB[known]
+
+
+def _line(path: Path) -> str:
+    return path.read_text(errors="replace").strip()
 
 
 def _has_library() -> bool:
