@@ -11,7 +11,6 @@ from typing import Any
 from edgesplit.messages import FetchChunks
 from edgesplit.release import Statement, Wanted, decode_manifest, release_digest
 from edgesplit_agent.bundle.command import at_rest
-from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.work import Work
 from edgesplit_cli.bundle.making import Wish, make_bundle
@@ -92,9 +91,8 @@ class BundleWorld:
 
     def work(self, folder: DataFolder, identity: Identity, quota_bytes: int | None = None) -> Work:
         """The agent's hands at rest, by this world's clock."""
-        made: Work = at_rest(folder, identity)
+        made: Work = at_rest(folder, identity, quota_bytes)
         made._trust._now = self.world.clock
-        made._store = ChunkStore(folder.chunks, folder.releases, quota_bytes)
         return made
 
 

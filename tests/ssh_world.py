@@ -89,7 +89,10 @@ class FakeController:
         assert path == "/v1/devices/claims" and body is not None
         self.claims.append(dict(body))
         self.states[body["device"]] = "online"
-        return {"device": body["device"], "token": "the-secret-token"}
+        return {
+            "device": body["device"], "device_class": body["device_class"], "token": "the-secret-token",
+            "controller_url": self.url, "ca_pem": CA, "tuf_root": "{}", "expires": 2**40,
+        }  # fmt: skip
 
 
 class Machine:
