@@ -28,6 +28,7 @@ from edgesplit_agent.work import Work
 from edgesplit_cli.bundle.making import Wish, check_target, make_bundle
 from edgesplit_cli.bundle.writing import sink
 from trust_world import DAY
+from version_world import AgentRelease
 
 
 @pytest.fixture
@@ -333,6 +334,16 @@ def test_a_bundle_that_the_controller_refuses_leaves_the_one_that_is_there(
             fleet.bundle(to)
     open_bundle(stick).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet", "stick"]
+
+
+def test_an_agent_release_is_left_to_an_agent_that_runs(fleet: BundleWorld, tmp_path: Path) -> None:
+    """It keeps no model's release from being taken."""
+    model = fleet.deploy(1)
+    fleet.deploy_agent(AgentRelease("0.3.0"), beside=model)
+    folder, identity = fleet.device_folder()
+    work = fleet.work(folder, identity)
+    said = take(work, fleet.bundle(tmp_path / "stick"))
+    assert fleet.agent[:12] in said and model[:12] not in said and work.look(model).staged
 
 
 @pytest.mark.parametrize("name", ["stick", "bundle.tar"])
