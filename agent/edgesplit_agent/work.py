@@ -285,9 +285,7 @@ class Work:
         finally:
             carrier.close()
         names = ", ".join(release[:12] for release in lacking)
-        return (
-            f"not in the bundle or not for this device as it runs now, and left for later: {names}" if lacking else ""
-        )
+        return f"not in the bundle, or not for this device as it runs now: {names}" if lacking else ""
 
     def take(
         self, carrier: Carrier, believed: Callable[[Statement], None], superseded: Callable[[], bool]
