@@ -194,6 +194,8 @@ def _ask(folder: DataFolder, bundle: Path, wait_s: float, status: Status) -> int
                 seen = now["detail"]
                 print(f"waiting: {seen}", file=sys.stderr)
             bar(now.get("bytes", 0), now.get("of", 0))
+        elif wish.read(folder.bundle_wish) is None:
+            wish.put(folder.bundle_wish, asked)
         pause.wait(LOOK_S)
     raise LinkError(f"the agent has not taken it within {wait_s:.0f} s; it goes on by itself, `status` shows how far")
 
