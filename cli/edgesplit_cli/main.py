@@ -23,6 +23,7 @@ from edgesplit_cli.commands import (
     dashboard,
     deploy,
     devices,
+    doctor,
     export,
     fleet,
     infer,
@@ -95,6 +96,7 @@ for command in (
     backups.backup,
     backups.restore,
     fleet.fleet,
+    doctor.doctor,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

@@ -55,6 +55,7 @@ from edgesplit_controller.broker import Broker
 from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.bundles import Bundles
 from edgesplit_controller.ca import Authority
+from edgesplit_controller.condition import Condition
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.database import Database, Device
@@ -429,6 +430,10 @@ def _offload(settings: Settings, stack: ExitStack) -> None:
     child.start()
 
 
+def _told_to_devices(addresses: Addresses) -> dict[str, str]:
+    return {"broker": f"{addresses.mqtt_host}:{addresses.mqtt_port}", "offload": addresses.offload_url}
+
+
 def _api(
     settings: Settings,
     controller: Controller,
@@ -458,6 +463,7 @@ def _api(
         model_bytes=settings.model_bytes,
         heavy=heavy,
         ledger=ledger,
+        own=Condition(controller.database, settings.data, reading, _told_to_devices(controller.addresses)),
     )
     config = uvicorn.Config(
         app,
