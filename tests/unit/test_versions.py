@@ -14,6 +14,7 @@ from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.release import decode_manifest
 from edgesplit_agent.activation import UNHEALTHY_STARTS
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.service.seen_version import versions
 from edgesplit_agent.versions import launch, slots
 from edgesplit_agent.versions.fitness import NEEDS_LAUNCHER, problem_with
 from edgesplit_agent.versions.launch import Launched, ready, start_of
@@ -266,3 +267,20 @@ def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: 
     launch.main(["--data", str(tmp_path)])
 
     assert alarms == [20 + launch.STARTING_S, 0]
+
+
+def test_a_doctor_tells_what_runs_and_what_was_given_up(tmp_path: Path) -> None:
+    """Which version the next start takes, whether it is whole, and why another does not run."""
+    shelf, folder = Shelf(tmp_path), DataFolder(tmp_path)
+    assert [one.level for one in versions(folder)] == ["good"]
+
+    part = shelf.fresh(OLD)
+    (part / "module.py").write_text("x = 1")
+    shelf.adopt(part, OLD, "0.3.0")
+    shelf.write(slots.given_up(TRYING, "it is silent"))
+    healthy, given_up = versions(folder)
+    assert (healthy.level, given_up.level) == ("good", "warning") and "it is silent" in given_up.said
+
+    (shelf.home(OLD) / "module.py").write_text("x = 2")
+    damaged = next(iter(versions(folder)))
+    assert damaged.level == "warning" and "module.py" in damaged.said
