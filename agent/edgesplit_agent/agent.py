@@ -38,6 +38,7 @@ from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.board import board
+from edgesplit_agent.bundle.wish import BundleWatch
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.diagnosis import Diagnosis
 from edgesplit_agent.drift import Drift
@@ -204,6 +205,8 @@ class Agent:
             endpoint=lambda: answers(self.url), activated=self._activated, own_version=own_version,
         )  # fmt: skip
         self._updater = Updater(self._work, health_s=settings.health_s, trial_s=settings.trial_s)
+        self._bundles = BundleWatch(folder.bundle_wish, self._updater)
+        self._work.told_of_bundle = self._bundles.copied
         self._tls = tls
         self._uplink: Uplink | None = None
         quota, oldest_s = settings.telemetry_quota_bytes, settings.telemetry_age_s
@@ -240,6 +243,7 @@ class Agent:
         self._diagnosis.start()
         self._work.connect(self._uplink)
         self._updater.start(want)
+        self._bundles.start()
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
         if self._gateway is not None:
@@ -256,6 +260,7 @@ class Agent:
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
+        self._bundles.stop()
         if self._gateway is not None:
             self._gateway.stop()
         for server in (self._local_server, self._server, self._scraped):
@@ -322,6 +327,7 @@ class Agent:
             "wanted": msgspec.to_builtins(model_states(want, have)),
             "safe_mode": have.safe_mode,
             "trouble": have.offer_trouble,
+            "bundle": self._bundles.status(),
             "starts_not_found_healthy": have.starts,
             "joined": self._engine.joined,
             "hedging": dict(self._engine.hedging),

@@ -7,6 +7,7 @@
     releases/…      whole releases, as edgesplit.releases lays them out
     current.json    per model what runs and what is on trial (`activation`): its one rename is the activation
     session.json    number of the newest MQTT session, only ever growing
+    bundle.json     which bundle the agent shall take (`bundle.wish`)
     late/           telemetry that waits for a link (`ring`)
     versions.json   which version of the agent runs (`versions.slots`); versions/… those that came as releases
     format.json     the format of all this: only a version that was found healthy raises it
@@ -70,6 +71,10 @@ class _Session(msgspec.Struct, frozen=True):
     number: int = 0
 
 
+class FolderHeld(UsageError):
+    """Another agent runs on the folder."""
+
+
 class _Format(msgspec.Struct, frozen=True):
     format: int = 1
 
@@ -91,6 +96,7 @@ class DataFolder:
         self.chunks = path / "chunks"
         self.releases = path / "releases"
         self.late = path / "late"
+        self.bundle_wish = path / "bundle.json"
         self.socket = path / "agent.sock"
         self._lock_file: int | None = None
         self._session_lock = threading.Lock()
@@ -118,7 +124,7 @@ class DataFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            raise UsageError(f"another edgesplit-agent runs on {self.path}") from error
+            raise FolderHeld(f"another edgesplit-agent runs on {self.path}") from error
         self._lock_file = descriptor
 
     @property

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import edgesplit
@@ -35,6 +35,7 @@ from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.active import RELATIVE_TOLERANCE
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
+from edgesplit_agent.bundle import command as bundle
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import parse_span
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
     enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     enrolment.set_defaults(command=_enrol)
+    bundle.add(commands, _asked)
     add_service_commands(commands, _run_options)
     return parser
 
@@ -503,20 +505,25 @@ def _enrol(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    here = DataFolder(options.data).here()
+    print(json.dumps(_asked(DataFolder(options.data)), indent=2))
+    return 0
+
+
+def _asked(folder: DataFolder) -> dict[str, Any]:
+    """What the agent on that folder says of itself."""
+    here = folder.here()
     if here is None:
-        raise UsageError(f"no agent runs on {options.data}")
+        raise UsageError(f"no agent runs on {folder.path}")
     parts = urlsplit(here.url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=5)
     try:
         connection.request("GET", STATUS_PATH)
-        status = json.loads(connection.getresponse().read())
+        status: dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise LinkError(f"the agent on {options.data} does not answer at {here.url}: {error}") from error
+        raise LinkError(f"the agent on {folder.path} does not answer at {here.url}: {error}") from error
     finally:
         connection.close()
-    print(json.dumps(status, indent=2))
-    return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from edgesplit.agent_release import AGENT
 from edgesplit.errors import (
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+BUNDLE_TRIES, BUNDLE_PATIENCE = 1_800, 2
+"""A bundle whose stick was pulled is looked for every second or two, for about an hour."""
 LOCAL_TRIES = 5
 """What needs only this device's disk is tried again after as long a pause as what has failed so often."""
 FINAL = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
@@ -51,6 +53,13 @@ class Consider:
     """Refresh the metadata and decide whether the statement that came is believed."""
 
     raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBundle:
+    """Have what is wanted from a bundle that was brought here."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,7 @@ class Report:
 
 Step = (
     Consider
+    | TakeBundle
     | FetchManifest
     | FetchMissing
     | Stage
@@ -203,6 +213,9 @@ class DeviceState:
     offer_retry_at: float = 0.0
     offer_trouble: str = ""
     """Why the newest offer is not obeyed."""
+    bundle: str = ""
+    """The path of a bundle that is still to be taken, or to be gone on with."""
+    bundle_retry_at: float = 0.0
     releases: Mapping[str, ReleaseState] = field(default_factory=dict)
     running: Mapping[str, str] = field(default_factory=dict)
     """Release by model."""
@@ -230,6 +243,8 @@ def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | N
     step = health_step(have, now)
     if step is not None:
         return step
+    if have.bundle and now >= have.bundle_retry_at:
+        return TakeBundle(have.bundle)
     if have.online and have.offer is not None and now >= have.offer_retry_at:
         return Consider(have.offer)
     if want is None or have.own_trial is not None:
@@ -324,6 +339,8 @@ def wake_at(have: DeviceState, now: float) -> float:
     moments = [state.retry_at for state in have.releases.values() if state.tries and not state.refused]
     if have.online and have.offer is not None:
         moments.append(have.offer_retry_at)
+    if have.bundle:
+        moments.append(have.bundle_retry_at)
     if have.online and not have.reported:
         moments.append(have.report_retry_at)
     moments += [have.local_retry_at, have.began + have.health_s]
@@ -402,6 +419,10 @@ class Hands(Protocol):
         """The statement, if it is to be believed and obeyed."""
         ...
 
+    def take_bundle(self, path: str, believed: Callable[[Statement], None], superseded: Callable[[], bool]) -> str:
+        """Have what is wanted from that bundle; what there is to say of it, for people."""
+        ...
+
     def fetch_manifest(self, release: str) -> None:
         """Get and keep the release's manifest."""
         ...
@@ -467,6 +488,16 @@ class Hands(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """What has become of a bundle that was brought, for people."""
+
+    number: str = ""
+    state: Literal["", "taking", "waiting", "taken", "refused"] = ""
+    detail: str = ""
+    tries: int = 0
+
+
 class Updater:
     """The loop. `offer`, `online` and `ran` may be called from any thread; steps run on its own."""
 
@@ -490,6 +521,7 @@ class Updater:
         self._have = DeviceState(health_s=health_s)
         self._offers = 0
         self._offer_tries = 0
+        self._bundle = Taking()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="updates", daemon=True)
 
@@ -520,6 +552,19 @@ class Updater:
             self._offer_tries = 0
             self._have = replace(self._have, offer=raw, offer_retry_at=0.0)
             self._changed.notify_all()
+
+    def take_bundle(self, number: str, path: str) -> None:
+        """A bundle was brought; the newest supersedes one that is waited for. `number` tells it from others."""
+        with self._changed:
+            self._bundle = Taking(number, "taking")
+            self._have = replace(self._have, bundle=path, bundle_retry_at=0.0)
+            self._changed.notify_all()
+
+    @property
+    def taking(self) -> Taking:
+        """What has become of the newest bundle."""
+        with self._changed:
+            return self._bundle
 
     def online(self, is_online: bool) -> None:
         """The broker is there or gone. Back online, nothing waits for its pause to end."""
@@ -588,6 +633,8 @@ class Updater:
     def _carry_out(self, step: Step) -> None:
         if isinstance(step, Consider):
             self._consider(step.raw)
+        elif isinstance(step, TakeBundle):
+            self._take(step)
         elif isinstance(step, FetchManifest):
             self._hands.fetch_manifest(step.release)
             self._became(step.release, self._hands.look(step.release))
@@ -625,8 +672,24 @@ class Updater:
             self._hands.clean(self._want)
             self._note(litter=False)
 
+    def _take(self, step: TakeBundle) -> None:
+        said = self._hands.take_bundle(step.path, self._believe, self._busy)
+        with self._changed:
+            interrupted = self._busy() and not self._stopping
+            if self._have.bundle == step.path and not interrupted:
+                self._have = replace(self._have, bundle="", reported=False)
+                self._bundle = Taking(self._bundle.number, "taken", said)
+        self._note(releases=self._looks(self._want))
+
+    def _busy(self) -> bool:
+        """What is copied from a bundle gives way to the health of what runs."""
+        return self._stopping or health_step(self._have, self._clock()) is not None
+
     def _consider(self, raw: bytes) -> None:
-        statement = self._hands.consider(raw)
+        self._believe(self._hands.consider(raw), raw)
+
+    def _believe(self, statement: Statement, raw: bytes = b"") -> None:
+        """Want what this statement says, which came as `raw`, or in a bundle."""
         log.info(
             "statement %d: %s", statement.counter, ", ".join(f"{w.model}={w.release[:12]}" for w in statement.releases)
         )
@@ -726,6 +789,8 @@ class Updater:
         with self._changed:
             if isinstance(step, Consider):
                 self._offer_failed(step, error, now, jitter)
+            elif isinstance(step, TakeBundle):
+                self._bundle_failed(step, error, now, jitter)
             elif isinstance(step, Report):
                 self._have = replace(self._have, reported=False, report_retry_at=now + pause_after(1, jitter))
             elif isinstance(step, CheckAgain):
@@ -740,6 +805,17 @@ class Updater:
                 reported = self._have.reported and known
                 releases = {**self._have.releases, step.release: state}
                 self._have = replace(self._have, releases=releases, reported=reported)
+
+    def _bundle_failed(self, step: TakeBundle, error: Exception, now: float, jitter: float) -> None:
+        """A medium that is gone or fails is waited for a while; anything else, and what has expired, ends it."""
+        if self._have.bundle != step.path:
+            return
+        tries = self._bundle.tries + 1
+        gone = isinstance(error, (LinkError, OSError)) and tries < BUNDLE_TRIES
+        state: Literal["waiting", "refused"] = "waiting" if gone else "refused"
+        self._bundle = Taking(self._bundle.number, state, str(error) or type(error).__name__, tries)
+        retry_at = now + pause_after(min(tries, BUNDLE_PATIENCE), jitter)
+        self._have = replace(self._have, bundle=step.path if gone else "", bundle_retry_at=retry_at)
 
     def _offer_failed(self, step: Consider, error: Exception, now: float, jitter: float) -> None:
         """A statement that is not believed is gone; one that could not be checked or kept just now waits."""

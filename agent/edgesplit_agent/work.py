@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
@@ -23,12 +24,15 @@ from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement
 from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
 from edgesplit_agent.active import ActiveRelease, check_golden, golden_inputs, load, plan_for
+from edgesplit_agent.bundle.carrier import Carrier
+from edgesplit_agent.bundle.source import open_bundle
 from edgesplit_agent.chunks import ChunkStore, Layout
 from edgesplit_agent.drift import Drift, drift_of, worst
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
 from edgesplit_agent.made_up import like_now, made_up_inputs
+from edgesplit_agent.room import PAPERS_BYTES
 from edgesplit_agent.tuner import Tuner
 from edgesplit_agent.updates import ReleaseState, Standing, is_final
 from edgesplit_agent.uplink import Uplink
@@ -122,6 +126,10 @@ class Work:
         self._hours = hours or FetchHours(())
         self._keys = GivenKeys(folder.encryption_key_file, identity, folder.releases)
         self._uplink: Uplink | None = None
+        self._carrier: Carrier | None = None
+        """In the uplink's place while a bundle is taken."""
+        self.told_of_bundle: Callable[[int, int], None] = lambda done, of: None
+        """Told of bytes of a release copied from a bundle, and of how many."""
 
     def boot(self) -> Statement | None:
         """Serve what ran last, without a network: signatures and digests are checked anew, expiry is not. Returns what
@@ -146,9 +154,7 @@ class Work:
 
     def _begin(self) -> None:
         """Count this start, on disk before anything is loaded. A disk that cannot be written stops nobody."""
-        found = self._folder.current()
-        if found is None:
-            found = Current(models=self._rebuilt())
+        found = self._found()
         self._starts_before = found.starts
         # Of a version on trial each start that ends badly is its own fault, and the launcher has counted it.
         begun = found if self._own_version.on_trial else activation.begun(found)
@@ -157,6 +163,13 @@ class Work:
         for release in sorted(set(begun.bad) - set(found.bad)):
             log.error("release %s is not loaded again: %s", release[:12], begun.bad[release])
         self._keep(begun, "this start is not counted")
+
+    def _found(self) -> Current:
+        return self._folder.current() or Current(models=self._rebuilt())
+
+    def rest(self) -> None:
+        """Know what is here without serving it, where no agent runs: for `take` alone."""
+        self._current = self._found()
 
     def _rebuilt(self) -> dict[str, Slots]:
         """What ran, where `current.json` is lost: of each model the whole release that has been here longest, which is
@@ -247,7 +260,7 @@ class Work:
 
     @property
     def _fetch(self) -> Fetch:
-        return self._net.metadata.fetch
+        return self._carrier.fetch if self._carrier is not None else self._net.metadata.fetch
 
     # The steps
 
@@ -262,6 +275,61 @@ class Work:
         if was_safe and self._current.safe is None:
             log.warning("safe mode ends: the controller has said something new")
         return statement
+
+    def take_bundle(self, path: str, believed: Callable[[Statement], None], superseded: Callable[[], bool]) -> str:
+        """As `take`, by the bundle at that path; what there is to say of it."""
+        carrier = Carrier(open_bundle(Path(path)), self.told_of_bundle)
+        try:
+            carrier.index()
+            lacking = self.take(carrier, believed, superseded)
+        finally:
+            carrier.close()
+        names = ", ".join(release[:12] for release in lacking)
+        return f"not in the bundle, and left to the network: {names}" if lacking else ""
+
+    def take(
+        self, carrier: Carrier, believed: Callable[[Statement], None], superseded: Callable[[], bool]
+    ) -> tuple[str, ...]:
+        """Do by what a bundle carries what `consider`, `fetch_manifest`, `fetch_missing` and `stage` do by the network,
+        for every release that is wanted and not here; `believed` is told of its statement. What the bundle lacks is
+        returned: the network may bring it. Nothing is copied unless there is room for all of it."""
+        self._carrier = carrier
+        try:
+            believed(self.consider(carrier.statement(self._identity.device)))
+            wanted = [release for release in sorted(self._wanted) if self._is_lacking(release)]
+            carried = [release for release in wanted if self._carries_manifest(release)]
+            self._make_room(carried)
+            for release in carried:
+                if superseded() or not self.fetch_missing(release, superseded):
+                    break
+                self.stage(release)
+            return tuple(release for release in wanted if not self.look(release).staged)
+        finally:
+            self._carrier = None
+
+    def _is_lacking(self, release: str) -> bool:
+        state = self.look(release)
+        return not (state.staged and state.whole) and not state.refused
+
+    def _carries_manifest(self, release: str) -> bool:
+        try:
+            self.fetch_manifest(release)
+        except LinkError as error:
+            log.info("release %s is not in the bundle: %s", release[:12], error)
+            return False
+        return True
+
+    def _make_room(self, releases: Sequence[str]) -> None:
+        """For all of these together, before the first of their bytes."""
+        layouts = [self._layout(release) for release in releases]
+        absent = [(layout, self._store.assembly(layout).missing()) for layout in layouts]
+        beside = sum(layout.bytes_of(missing) + PAPERS_BYTES for layout, missing in absent[1:])
+        for layout, missing in absent[:1]:
+            self._store.make_room(layout, missing, {*self._protected(), *releases}, beside)
+
+    def _layout(self, release: str) -> Layout:
+        manifest = self._paper(release).manifest
+        return Layout.of(release, manifest, self._slices(release, manifest))
 
     def fetch_manifest(self, release: str) -> None:
         """Get the manifest, and what proves it without a network: of a recut also what it is a recut of. What cannot be
@@ -279,8 +347,7 @@ class Work:
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Get the chunks that are not here, if there is room for them and now is the time."""
         self._hours.check_power(release in self._urgent)
-        manifest = self._paper(release).manifest
-        layout = Layout.of(release, manifest, self._slices(release, manifest))
+        layout = self._layout(release)
         assembly = self._store.assembly(layout)
         assembly.link()
         absent = assembly.missing()
@@ -288,14 +355,18 @@ class Work:
         missing = assembly.copy(absent)
         if not missing:
             return True
+        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
+        listed = tuple(self._paper(release).manifest.chunk_list())
+        if self._carrier is not None:  # whoever brought it here chose the hour
+            self._carrier.chunks(release, missing, listed, assembly.put_all, superseded)
+            return not superseded()
         urgent = release in self._urgent
         self._hours.check(urgent)
-        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
 
         def stop() -> bool:
             return superseded() or self._hours.held(urgent)
 
-        self._net.chunks.fetch(release, missing, tuple(manifest.chunk_list()), assembly.put_all, stop)
+        self._net.chunks.fetch(release, missing, listed, assembly.put_all, stop)
         if not superseded():
             self._hours.check(urgent)
         return not superseded()

@@ -221,6 +221,17 @@ class LeadBody(Body):
     """Theirs from now on."""
 
 
+class PapersBody(Body):
+    """For whom a bundle is."""
+
+    devices: list[str] = Field(min_length=1, max_length=10_000)
+    """Names, groups and labels, as for a deployment."""
+    models: list[str] = Field(default=[], max_length=256)
+    """Only these; empty: all that they shall run."""
+    valid_s: int = Field(default=0, ge=0, le=3_700 * 86_400)
+    """It must be good for so long at least."""
+
+
 class GatewayBody(Body):
     """A gateway's server that wants a certificate."""
 
