@@ -193,7 +193,7 @@ def test_the_installed_version_starts_with_its_own_interpreter(tmp_path: Path) -
 def test_a_release_starts_isolated(tmp_path: Path) -> None:
     """A version that came as a release sees neither the user's modules nor a folder that happens to be current."""
     command, environment = start_of(TRYING, Shelf(tmp_path), [], ["launcher"], {"PYTHONPATH": "/elsewhere"})
-    assert command[:2] == [str(tmp_path / "versions" / NEW / "bin" / "python"), "-I"]
+    assert command[:3] == [str(tmp_path / "versions" / NEW / "bin" / "python"), "-I", "-B"]
     assert "PYTHONPATH" not in environment
     assert Launched.of(environment) == Launched(NEW, True, ("launcher",), launch.CONTRACT)
 

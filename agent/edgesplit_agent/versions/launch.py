@@ -136,16 +136,18 @@ def start_of(
         CONTRACT_IS: str(CONTRACT),
     }  # fmt: skip
     # A version that came as a release sees nothing but itself: no folder of the user's, no module beside it.
-    python = [str(shelf.python(versions.running)), "-I"] if versions.running else [sys.executable]
+    # And it writes nothing beside its modules, for `damage` to find.
+    python = [str(shelf.python(versions.running)), "-I", "-B"] if versions.running else [sys.executable]
     inherited = plain_environment(environment)
     if versions.running:
         inherited = {name: value for name, value in inherited.items() if name not in _PYTHON}
+        inherited |= {"PYTHONDONTWRITEBYTECODE": "1"}  # of the processes that it starts
     return [*python, "-m", "edgesplit_agent.main", "run", *options], {**inherited, **told}
 
 
 def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Without what a launcher has told."""
-    return {name: value for name, value in environment.items() if name not in _OURS}
+    return {name: value for name, value in environment.items() if name not in (*_OURS, "PYTHONDONTWRITEBYTECODE")}
 
 
 def _parser() -> argparse.ArgumentParser:
