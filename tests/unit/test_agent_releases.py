@@ -172,9 +172,11 @@ def test_gates_hear_only_what_was_told_since_the_version_runs(shop: Shop) -> Non
     names = ("fresh", "stale", "waits")
     with shop.database.write() as session:
         for name, at in zip(names, (200.0, 100.0, 200.0), strict=True):
-            session.add(
-                Device(name=name, device_class="pi4", group="", labels={}, certificate_serial="1", enrolled=0.0)
-            )
+            device = Device(
+                name=name, device_class="pi4", group="", labels={}, link="wifi", certificate_serial="1",
+                public_key_sha256="", enrolled=0.0,
+            )  # fmt: skip
+            session.add(device)
             session.flush()
             health = {"model": "m", "release": "r", "requests": 60, "failed": 3}
             session.add(RunningRow(device=name, model="m", health=health, health_at=at))
