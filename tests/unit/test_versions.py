@@ -23,9 +23,26 @@ from edgesplit_agent.versions.slots import INSTALLED, Versions
 from edgesplit_agent.versions.trial import OwnTrial, judge_own, looks_at, why_own
 from version_world import AgentRelease
 
+
+class Became(BaseException):
+    """In place of another program in this process."""
+
+
+def _become(*_: object) -> None:
+    raise Became
+
+
 OLD, NEW = "a" * 64, "b" * 64
 ON_OLD = Versions(installed="0.1.0", committed=OLD)
 TRYING = slots.activated(ON_OLD, NEW, ("digits",), 7, "0.1.0")
+
+
+def fresh(shelf: Shelf, release: str) -> Path:
+    """A folder for that release with an interpreter in it."""
+    part = shelf.fresh(release)
+    (part / "bin").mkdir()
+    (part / "bin" / "python").symlink_to(sys.executable)
+    return part
 
 
 def started(versions: Versions, times: int = 1) -> Versions:
@@ -210,7 +227,7 @@ def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
 
     def put(release: str) -> None:
-        part = shelf.fresh(release)
+        part = fresh(shelf, release)
         (part / "module.py").write_text(release)
         (part / "link").symlink_to("module.py")
         shelf.adopt(part, release, "0.3.0")
@@ -221,6 +238,7 @@ def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
         lambda home: (home / "more.pth").write_text("import os"),
         lambda home: ((home / "link").unlink(), (home / "link").symlink_to("/tmp")),
         lambda home: (home / "installed.json").write_text("{"),
+        lambda home: ((home / "bin/python").unlink(), (home / "bin/python").symlink_to("/gone/python3.9")),
     ):
         put(OLD)
         put(NEW)
@@ -256,17 +274,41 @@ def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: 
     """The launcher sets an alarm that outlives it for a version on trial, and for no other."""
     alarms: list[int] = []
     monkeypatch.setattr("signal.alarm", alarms.append)
-    monkeypatch.setattr("os.execve", lambda *command: None)
+    monkeypatch.setattr("os.execve", _become)
     shelf = Shelf(tmp_path)
-    part = shelf.fresh(NEW)
+    part = fresh(shelf, NEW)
     shelf.adopt(part, NEW, "0.3.0")
     shelf.write(slots.activated(Versions(), NEW, (), 7, launch.__version__))
 
-    launch.main(["--data", str(tmp_path), "--trial-seconds", "20"])
-    shelf.write(slots.committed(shelf.read()))
-    launch.main(["--data", str(tmp_path)])
+    for more in (["--trial-seconds", "20"], []):
+        with pytest.raises(Became):
+            launch.main(["--data", str(tmp_path), *more])
+        shelf.write(slots.committed(shelf.read()))
 
     assert alarms == [20 + launch.STARTING_S, 0]
+
+
+def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that nothing may be started from: the version before starts in the same breath."""
+    asked: list[str] = []
+
+    def become(path: str, *_: object) -> None:
+        asked.append(path)
+        if path != sys.executable:
+            raise PermissionError(13, "Permission denied")
+        raise Became
+
+    monkeypatch.setattr("signal.alarm", lambda seconds: None)
+    monkeypatch.setattr("os.execve", become)
+    shelf = Shelf(tmp_path)
+    shelf.adopt(fresh(shelf, NEW), NEW, "0.3.0")
+    shelf.write(slots.activated(Versions(), NEW, (), 7, launch.__version__))
+
+    with pytest.raises(Became):
+        launch.main(["--data", str(tmp_path)])
+
+    assert asked == [str(shelf.python(NEW)), sys.executable]
+    assert shelf.read().bad == {NEW: "it cannot be started: Permission denied"}
 
 
 def test_a_doctor_tells_what_runs_and_what_was_given_up(tmp_path: Path) -> None:
@@ -274,7 +316,7 @@ def test_a_doctor_tells_what_runs_and_what_was_given_up(tmp_path: Path) -> None:
     shelf, folder = Shelf(tmp_path), DataFolder(tmp_path)
     assert [one.level for one in versions(folder)] == ["good"]
 
-    part = shelf.fresh(OLD)
+    part = fresh(shelf, OLD)
     (part / "module.py").write_text("x = 1")
     shelf.adopt(part, OLD, "0.3.0")
     shelf.write(slots.given_up(TRYING, "it is silent"))

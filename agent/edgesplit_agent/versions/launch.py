@@ -88,10 +88,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if known.data is not None:  # else the agent says what is missing
         shelf = Shelf(known.data)
         versions = _begin(DataFolder(known.data), shelf)
-    command, environment = start_of(versions, shelf, options, launcher, os.environ)
     Manager.of(dict(os.environ)).alive()  # hundreds of files were read: the agent has its whole time to begin
-    signal.alarm(math.ceil(known.trial_seconds) + STARTING_S if versions.trial else 0)
-    os.execve(command[0], command, environment)
+    while True:
+        command, environment = start_of(versions, shelf, options, launcher, os.environ)
+        signal.alarm(math.ceil(known.trial_seconds) + STARTING_S if versions.trial else 0)
+        try:
+            os.execve(command[0], command, environment)
+        except OSError as error:  # a file system that nothing may be started from, another machine's interpreter
+            if not versions.running:
+                raise
+            log.error("agent release %s does not start: %s", versions.running[:12], error)
+            versions = _kept(shelf, slots.damaged(versions, f"it cannot be started: {error.strerror}"))
 
 
 def _begin(folder: DataFolder, shelf: Shelf) -> Versions:
