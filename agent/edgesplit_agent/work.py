@@ -217,6 +217,7 @@ class Work:
             trials={**trials, **(own.running if own.on_trial else {})},
             committed={**committed, **own.committed},
             served_before=own.served,
+            offline_before=own.offline,
             held=frozenset(now.safe.held if now.safe else ()),
             safe_mode=now.safe.reason if now.safe else "",
             starts=now.starts,
@@ -251,6 +252,9 @@ class Work:
     def connect(self, uplink: Uplink) -> None:
         """From now on there is a network to fetch by and report to."""
         self._uplink = uplink
+
+    def _is_online(self) -> bool:
+        return self._uplink is not None and bool(self._uplink.connected)
 
     @property
     def _net(self) -> Uplink:
@@ -414,7 +418,8 @@ class Work:
         """One rename of `current.json`; then the engine answers by it. What ran before stays here, whole."""
         if model == AGENT:
             manifest, serving = self._open(release).manifest, self._engine.serving
-            return self._own_version.activate(manifest, release, serving, self._current.counter)
+            counter = self._current.counter
+            return self._own_version.activate(manifest, release, serving, counter, online=self._is_online())
         active = self._loaded.get(release) or self._load(release)
         if active.model != model:
             raise TrustError(f"release {release[:12]} is of model {active.model!r}, not of {model!r}")
