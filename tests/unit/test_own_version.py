@@ -162,7 +162,7 @@ def test_a_version_that_a_bundle_brought_needs_no_broker(world: World) -> None:
     """Where the version before reached none either, it is enough that it serves what was served."""
     machine = on(world, A)
     machine.offer(world.say(B)).settle(lambda now: isinstance(now.steps[-1], Verify))
-    machine.work._is_online = lambda: False  # type: ignore[method-assign]
+    machine.work._needs_broker = lambda: False  # type: ignore[method-assign]
     world.again = 0
     machine.settle(lambda now: world.again > 0)
     machine.stop()
