@@ -15,6 +15,7 @@ from edgesplit_agent.sensors import ROOT as SYSFS
 from edgesplit_agent.service.findings import Finding, bad
 from edgesplit_agent.service.seen_here import agent_state, disk, files, memory, power, runtimes, system_service
 from edgesplit_agent.service.seen_papers import certificates, chain, claim
+from edgesplit_agent.service.seen_version import versions
 from edgesplit_agent.service.seen_way import way
 
 
@@ -30,7 +31,8 @@ def examine(data: Path, *, online: bool = True, sysfs: Path = SYSFS, now: float 
         looks += [lambda: certificates(folder, known, now), lambda: chain(folder, known, now)]
         if online:
             looks.append(lambda: way(folder, known, now))
-    looks += [lambda: disk(folder), memory, lambda: power(sysfs), runtimes, system_service, lambda: agent_state(folder)]
+    looks += [lambda: disk(folder), memory, lambda: power(sysfs), runtimes, system_service, lambda: versions(folder)]
+    looks.append(lambda: agent_state(folder))
     return [finding for look in looks for finding in _safely(look)]
 
 
