@@ -52,9 +52,21 @@ class Device:
         assert done.returncode == 0, f"first-boot.sh ended with {done.returncode}: {done.stderr}{said[-3000:]}"
 
     def start(self) -> None:
-        """Start the agent as its service does: as its own user, with the claim that the first boot took."""
+        """Start the agent as where there is no systemd: supervised, as its own user, with the claim that the first boot
+        took. A sign of life may take long here."""
         command = ["setpriv", "--reuid", USER, "--regid", USER, "--init-groups", "--no-new-privs"]
-        command += [AGENT, "run", "--data", DATA, "--claim", f"{DATA}/claim.json", "--port", str(self.port)]
+        command += [
+            AGENT,
+            "supervise",
+            "--watchdog",
+            "300",
+            "--data",
+            DATA,
+            "--claim",
+            f"{DATA}/claim.json",
+            "--port",
+            str(self.port),
+        ]
         command += ["--health-seconds", "2"]
         argv = ["nice", "-n", "10", *self._emulator.argv(command, self.root)]
         self._agent = Child("arm64", argv, self.log)
