@@ -22,14 +22,15 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 LEFT_AWAY: Mapping[str, tuple[str, ...]] = {
     "numpy": (
         "numpy/tests/*", "numpy/*/tests/*", "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*", "*.pyi",
-        "numpy/_core/lib/*", "numpy/random/lib/*", "numpy/random/_examples/*", "numpy/_core/_simd.*.so",
-        "numpy/_core/_*_tests.*.so",
+        "numpy/_core/lib/*", "numpy/random/lib/*", "numpy/random/_examples/*", "numpy/polynomial/*", "numpy/testing/*",
+        "numpy/_core/_simd.*.so", "numpy/_core/_*_tests.*.so",
     ),
     "pillow": (
         "PIL/_avif.*", "PIL/_webp.*", "PIL/_imagingft.*", "PIL/_imagingcms.*", "PIL/_imagingtk.*", "*.pyi",
         "pillow.libs/libavif*", "pillow.libs/libwebp*", "pillow.libs/libsharpyuv*", "pillow.libs/libfreetype*",
         "pillow.libs/libharfbuzz*", "pillow.libs/liblcms2*", "pillow.libs/libpng*", "pillow.libs/libbrotli*",
     ),
+    "securesystemslib": ("securesystemslib/_vendor/ed25519/test_data/*",),
     "zstandard": ("zstandard/_cffi.*.so",),
     "onnxruntime": (
         "onnxruntime/transformers/*", "onnxruntime/tools/*", "onnxruntime/quantization/*", "onnxruntime/datasets/*",
