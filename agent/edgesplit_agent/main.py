@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import edgesplit
@@ -35,6 +35,7 @@ from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.active import RELATIVE_TOLERANCE
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
+from edgesplit_agent.bundle import command as bundle
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import parse_span
@@ -49,6 +50,10 @@ from edgesplit_agent.service.notify import Manager
 from edgesplit_agent.service.pulse import Pulse
 from edgesplit_agent.stance import POLICIES, parse_watts
 from edgesplit_agent.stance import Wishes as PowerWishes
+from edgesplit_agent.versions import launch
+from edgesplit_agent.versions.launch import Launched
+from edgesplit_agent.versions.own_version import OwnVersion
+from edgesplit_agent.versions.trial import TRIAL_S
 
 log = logging.getLogger("edgesplit_agent")
 T = TypeVar("T")
@@ -58,7 +63,10 @@ LONGEST_HEALTH_S = 86_400.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
-    options = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["launch"]:
+        launch.main(words[1:])
+    options = _parser().parse_args(words)
     try:
         return int(options.command(options))
     except EdgeError as error:
@@ -78,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="serve models until stopped")
     _run_options(run)
     run.set_defaults(command=_run)
+    commands.add_parser("launch", help="as run, in the version of the agent that is to run: for services")
     status = commands.add_parser("status", help="what the agent on this folder does now")
     _data(status)
     status.set_defaults(command=_status)
@@ -86,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
     enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     enrolment.set_defaults(command=_enrol)
+    bundle.add(commands, _asked)
     add_service_commands(commands, _run_options)
     return parser
 
@@ -150,6 +160,11 @@ def _releases(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"a new release serves so long without a failure of its own before it is committed (default {HEALTH_S:g})",
     )
+    run.add_argument(
+        "--trial-seconds", type=_seconds, default=TRIAL_S, metavar="N",
+        help="a new version of the agent itself has so long to reach the broker and serve what was served before"
+        f" (default {TRIAL_S:g})",
+    )  # fmt: skip
     run.add_argument(
         "--fetch-window", type=_told(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
         help="fetch releases only then, local time; may cross midnight and be given several times",
@@ -387,15 +402,28 @@ def _trace(options: argparse.Namespace) -> UplinkTrace | None:
 def _run(options: argparse.Namespace) -> int:
     logs.configure(options.log_level, options.log_format)
     keep_log()
+    launched = Launched.of(os.environ)
     manager = Manager.of(os.environ)
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
-    stop = threading.Event()
-    on_stop_signals(stop.set)
+    stop, asked, again = threading.Event(), threading.Event(), threading.Event()
+
+    def end() -> None:
+        asked.set()
+        stop.set()
+
+    on_stop_signals(end)
     if options.die_with_parent is not None:
         end_with_parent(options.die_with_parent)
     folder = DataFolder(options.data)
     folder.hold()
+
+    def restart() -> None:
+        again.set()
+        stop.set()
+
     try:
+        own_version = OwnVersion(folder, launched, restart)
+        own_version.settle_format()
         identity = _enrolled(options, folder, manager, stop)
         if identity is not None:
             logs.always(device=identity.device)
@@ -404,6 +432,7 @@ def _run(options: argparse.Namespace) -> int:
                 broker=options.broker, link=options.link, threads=options.threads, socket=_socket(options),
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
+                trial_s=options.trial_seconds,
                 fetch_hours=tuple(options.fetch_window),
                 foreign=_foreign(options),
                 metrics=options.metrics, gateway_metrics=options.gateway_metrics or "", log_format=options.log_format,
@@ -415,9 +444,11 @@ def _run(options: argparse.Namespace) -> int:
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
                 providers=options.providers, optimise=options.mode,
                 gateway=options.gateway,
-            ), folder, identity, stop, manager)  # fmt: skip
+            ), folder, identity, own_version, stop, manager)  # fmt: skip
     finally:
         folder.release()
+    if again.is_set() and not asked.is_set() and launched is not None:
+        launched.again()
     return 0
 
 
@@ -443,9 +474,14 @@ def _enrolled(
 
 
 def _serve(
-    settings: AgentSettings, folder: DataFolder, identity: Identity, stop: threading.Event, manager: Manager
+    settings: AgentSettings,
+    folder: DataFolder,
+    identity: Identity,
+    own_version: OwnVersion,
+    stop: threading.Event,
+    manager: Manager,
 ) -> None:
-    agent = Agent(settings, folder, identity)
+    agent = Agent(settings, folder, identity, own_version)
     try:
         agent.start()
         said = " (emulated)" if settings.emulate else ""
@@ -469,20 +505,25 @@ def _enrol(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    here = DataFolder(options.data).here()
+    print(json.dumps(_asked(DataFolder(options.data)), indent=2))
+    return 0
+
+
+def _asked(folder: DataFolder) -> dict[str, Any]:
+    """What the agent on that folder says of itself."""
+    here = folder.here()
     if here is None:
-        raise UsageError(f"no agent runs on {options.data}")
+        raise UsageError(f"no agent runs on {folder.path}")
     parts = urlsplit(here.url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=5)
     try:
         connection.request("GET", STATUS_PATH)
-        status = json.loads(connection.getresponse().read())
+        status: dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise LinkError(f"the agent on {options.data} does not answer at {here.url}: {error}") from error
+        raise LinkError(f"the agent on {folder.path} does not answer at {here.url}: {error}") from error
     finally:
         connection.close()
-    print(json.dumps(status, indent=2))
-    return 0
+    return status
 
 
 if __name__ == "__main__":

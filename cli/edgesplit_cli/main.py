@@ -15,8 +15,11 @@ import click
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
+    adopt,
+    agents,
     audit,
     backups,
+    bundle,
     calibrate,
     check,
     dashboard,
@@ -24,6 +27,7 @@ from edgesplit_cli.commands import (
     devices,
     doctor,
     export,
+    flash,
     fleet,
     infer,
     keys,
@@ -80,6 +84,7 @@ for command in (
     deploy.deployments,
     rollout.rollout,
     devices.device,
+    agents.agent,
     keys.keys,
     operators.operator,
     login.login,
@@ -93,7 +98,10 @@ for command in (
     export.export,
     backups.backup,
     backups.restore,
+    flash.flash,
     fleet.fleet,
+    adopt.adopt,
+    bundle.bundle,
     doctor.doctor,
 ):
     cli.add_command(command)

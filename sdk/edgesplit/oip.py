@@ -262,7 +262,9 @@ def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], wh
         given, shape = datatype(tensors[name]), tensors[name].shape
         if given != spec.datatype:
             raise UsageError(f"{what} {name!r} is {given}, but must be {spec.datatype}")
-        if len(shape) != len(spec.shape) or any(w not in (-1, g) for g, w in zip(shape, spec.shape, strict=True)):
+        if shape != spec.shape and (
+            len(shape) != len(spec.shape) or any(w not in (-1, g) for g, w in zip(shape, spec.shape, strict=True))
+        ):
             raise UsageError(f"{what} {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
 
 

@@ -140,7 +140,7 @@ def test_who_does_not_last_is_started_later_each_time_and_never_given_up() -> No
 def test_a_supervisors_words_are_those_of_run() -> None:
     """Without its own."""
     words = ["supervise", "--data", "D", "--watchdog", "5", "--port", "0", "--watchdog=7"]
-    assert run_words(words) == ["run", "--data", "D", "--port", "0"]
+    assert run_words(words) == ["launch", "--data", "D", "--port", "0"]
 
 
 def test_the_unit_names_its_places_and_refuses_what_systemd_would_read_otherwise() -> None:
@@ -150,7 +150,7 @@ def test_the_unit_names_its_places_and_refuses_what_systemd_would_read_otherwise
     assert f"WatchdogSec={WATCHDOG_S}s" in usual and "StartLimitIntervalSec=0" in usual
     other = unit(Places(Path("/srv/agent"), Path("/srv/data"), "pi"))
     assert "ReadWritePaths=/srv/data\n" in other and "StateDirectory" not in other and "User=pi\n" in other
-    assert "ExecStart=/srv/agent/current/bin/edgesplit-agent run --data /srv/data " in other
+    assert "ExecStart=/srv/agent/current/bin/edgesplit-agent launch --data /srv/data " in other
     for wrong in (Path("relative"), Path("/with space"), Path("/a%i"), Path("/a\nExecStartPre=/bin/sh")):
         with pytest.raises(UsageError):
             Places(data=wrong)

@@ -72,7 +72,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def run_words(words: Sequence[str]) -> list[str]:
-    """What `run` is called with by a supervisor that was called with these words."""
+    """What `launch` is called with by a supervisor that was called with these words."""
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -80,7 +80,7 @@ def run_words(words: Sequence[str]) -> list[str]:
             next(rest, None)
         elif not word.startswith("--watchdog="):
             kept.append(word)
-    kept[kept.index("supervise")] = "run"
+    kept[kept.index("supervise")] = "launch"
     return kept
 
 
