@@ -74,7 +74,8 @@ class Seen:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}", help="that the kit is for (default: this)")
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    parser.add_argument("--python", default=here, help="that the kit is for (default: this)")
     parser.add_argument("--wheelhouse", type=Path, metavar="DIR", help="take wheels from there alone")
     parser.add_argument("--seconds", type=float, default=60.0, help="of idling that are watched (default 60)")
     options = parser.parse_args(words)

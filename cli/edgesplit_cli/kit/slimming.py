@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 
 LEFT_AWAY: Mapping[str, tuple[str, ...]] = {
     "numpy": (
         "numpy/tests/*", "numpy/*/tests/*", "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*", "*.pyi",
         "numpy/_core/lib/*", "numpy/random/lib/*", "numpy/random/_examples/*", "numpy/polynomial/*", "numpy/testing/*",
-        "numpy/_core/_simd.*.so", "numpy/_core/_*_tests.*.so",
+        "numpy/ma/*", "numpy/fft/*", "numpy/_core/_simd.*.so", "numpy/_core/_*_tests.*.so",
     ),
     "pillow": (
         "PIL/_avif.*", "PIL/_webp.*", "PIL/_imagingft.*", "PIL/_imagingcms.*", "PIL/_imagingtk.*", "*.pyi",
@@ -36,8 +36,10 @@ LEFT_AWAY: Mapping[str, tuple[str, ...]] = {
         "onnxruntime/transformers/*", "onnxruntime/tools/*", "onnxruntime/quantization/*", "onnxruntime/datasets/*",
     ),
 }  # fmt: skip
-"""By distribution: tests and build tools; text, colour profiles and newer picture formats; the second of two backends;
-what makes models."""
+"""By distribution: tests, build tools and parts that load by themselves where used; text, colour profiles and newer
+picture formats; test vectors; the second of two backends; what makes models."""
+SINCE = {"numpy": 2}
+"""Before that version, importing it loads all of its parts."""
 RECIPE = hashlib.sha256(json.dumps([2, sorted(LEFT_AWAY.items())]).encode()).hexdigest()[:16]
 """Changes with what is done to a wheel."""
 
@@ -64,7 +66,8 @@ def _rewrite(wheel: Path, out: object) -> None:
     with zipfile.ZipFile(wheel) as whole:
         entries = {one.filename: one for one in whole.infolist() if not one.is_dir()}
         content = {name: whole.read(name) for name in entries}
-    patterns = LEFT_AWAY.get(canonicalize_name(parse_wheel_filename(wheel.name)[0]), ())
+    name, version, _, _ = parse_wheel_filename(wheel.name)
+    patterns = LEFT_AWAY.get(name, ()) if version.major >= SINCE.get(name, 0) else ()
     kept = {name: loadable(content[name]) for name in sorted(staying(content, patterns))}
     record = next(name for name in kept if name.endswith(".dist-info/RECORD"))
     kept[record] = _record(kept, record)
