@@ -21,12 +21,12 @@ from packaging.utils import parse_wheel_filename
 
 LEFT_AWAY: Mapping[str, tuple[str, ...]] = {
     "numpy": (
-        "numpy/tests/*", "numpy/*/tests/*", "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*", "*.pyi",
+        "numpy/tests/*", "numpy/*/tests/*", "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*",
         "numpy/_core/lib/*", "numpy/random/lib/*", "numpy/random/_examples/*", "numpy/polynomial/*", "numpy/testing/*",
         "numpy/ma/*", "numpy/fft/*", "numpy/_core/_simd.*.so", "numpy/_core/_*_tests.*.so",
     ),
     "pillow": (
-        "PIL/_avif.*", "PIL/_webp.*", "PIL/_imagingft.*", "PIL/_imagingcms.*", "PIL/_imagingtk.*", "*.pyi",
+        "PIL/_avif.*", "PIL/_webp.*", "PIL/_imagingft.*", "PIL/_imagingcms.*", "PIL/_imagingtk.*",
         "pillow.libs/libavif*", "pillow.libs/libwebp*", "pillow.libs/libsharpyuv*", "pillow.libs/libfreetype*",
         "pillow.libs/libharfbuzz*", "pillow.libs/liblcms2*", "pillow.libs/libpng*", "pillow.libs/libbrotli*",
     ),
@@ -38,9 +38,11 @@ LEFT_AWAY: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """By distribution: tests, build tools and parts that load by themselves where used; text, colour profiles and newer
 picture formats; test vectors; the second of two backends; what makes models."""
+EVERYWHERE = ("*.pyi", "*.exe")
+"""What only type checkers read, and programs of another system."""
 SINCE = {"numpy": 2}
 """Before that version, importing it loads all of its parts."""
-RECIPE = hashlib.sha256(json.dumps([2, sorted(LEFT_AWAY.items())]).encode()).hexdigest()[:16]
+RECIPE = hashlib.sha256(json.dumps([3, EVERYWHERE, sorted(LEFT_AWAY.items())]).encode()).hexdigest()[:16]
 """Changes with what is done to a wheel."""
 
 
@@ -67,8 +69,8 @@ def _rewrite(wheel: Path, out: object) -> None:
         entries = {one.filename: one for one in whole.infolist() if not one.is_dir()}
         content = {name: whole.read(name) for name in entries}
     name, version, _, _ = parse_wheel_filename(wheel.name)
-    patterns = LEFT_AWAY.get(name, ()) if version.major >= SINCE.get(name, 0) else ()
-    kept = {name: loadable(content[name]) for name in sorted(staying(content, patterns))}
+    named = LEFT_AWAY.get(name, ()) if version.major >= SINCE.get(name, 0) else ()
+    kept = {name: loadable(content[name]) for name in sorted(staying(content, (*EVERYWHERE, *named)))}
     record = next(name for name in kept if name.endswith(".dist-info/RECORD"))
     kept[record] = _record(kept, record)
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as made:  # type: ignore[call-overload]
