@@ -68,8 +68,8 @@ def _rewrite(wheel: Path, out: object) -> None:
     with zipfile.ZipFile(wheel) as whole:
         entries = {one.filename: one for one in whole.infolist() if not one.is_dir()}
         content = {name: whole.read(name) for name in entries}
-    name, version, _, _ = parse_wheel_filename(wheel.name)
-    named = LEFT_AWAY.get(name, ()) if version.major >= SINCE.get(name, 0) else ()
+    distribution, version, _, _ = parse_wheel_filename(wheel.name)
+    named = LEFT_AWAY.get(distribution, ()) if version.major >= SINCE.get(distribution, 0) else ()
     kept = {name: loadable(content[name]) for name in sorted(staying(content, (*EVERYWHERE, *named)))}
     record = next(name for name in kept if name.endswith(".dist-info/RECORD"))
     kept[record] = _record(kept, record)
