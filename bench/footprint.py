@@ -79,8 +79,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--wheelhouse", type=Path, metavar="DIR", help="take wheels from there alone")
     parser.add_argument("--seconds", type=float, default=60.0, help="of idling that are watched (default 60)")
     options = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="edgesplit-footprint-") as folder:
-        results = measured(Path(folder), options.python, options.wheelhouse, options.seconds)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgesplit-footprint-") as folder:
+            results = measured(Path(folder), options.python, options.wheelhouse, options.seconds)
+    except EdgeError as error:
+        print(f"footprint: {error}", file=sys.stderr)
+        return error.exit_code
     show(results)
     finish(results, targets(results), options.json)
     return 0
