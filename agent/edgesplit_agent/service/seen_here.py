@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from edgesplit_agent.board import board
 from edgesplit_agent.endpoint import STATUS_PATH
-from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.folder import DataFolder, Here
 from edgesplit_agent.room import RESERVE_BYTES
 from edgesplit_agent.sensors import read
 from edgesplit_agent.service.edge_tpu import edge_tpu
@@ -145,7 +147,7 @@ def agent_state(folder: DataFolder) -> Iterator[Finding]:
     if not _held_by_somebody(folder):
         yield warning("agent", "no agent runs on this folder", f"systemctl start {NAME}, or edgesplit-agent supervise")
         return
-    here = folder.here()
+    here = _here(folder)
     if here is None:
         yield warning("agent", "an agent runs and serves nobody yet", "it enrols or loads models: see its log")
         return
@@ -168,6 +170,13 @@ def agent_state(folder: DataFolder) -> Iterator[Finding]:
         yield warning(
             "session", f"no session with the broker: {broker.get('problem')}", "see broker above; it goes on alone"
         )
+
+
+def _here(folder: DataFolder) -> Here | None:
+    try:
+        return msgspec.json.decode((folder.path / "agent.json").read_bytes(), type=Here)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _ask(url: str) -> dict[str, Any]:
