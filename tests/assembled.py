@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from edgesplit_controller.assembly import Assembly, Foundations
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.controller import Controller
@@ -14,7 +15,6 @@ from edgesplit_controller.leases import Lease
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings
-from edgesplit_controller.up import _assemble
 
 
 def assembled(folder: Path, authority: Authority, stack: ExitStack) -> tuple[Controller, Delivery]:
@@ -24,8 +24,10 @@ def assembled(folder: Path, authority: Authority, stack: ExitStack) -> tuple[Con
     (folder / "offload" / "root.json").write_bytes(repository.root_bytes)
     database = Database(f"sqlite:///{folder / 'controller.db'}")
     stack.callback(database.close)
-    made = _assemble(
-        Settings(data=folder), database, BlobStore(folder / "blobs"), authority, repository, Rotation(repository),
-        Lease(database, "controller"),
+    made = Assembly(
+        Foundations(
+            Settings(data=folder), database, BlobStore(folder / "blobs"), authority, repository, Rotation(repository),
+            Lease(database, "controller"),
+        )
     )  # fmt: skip
-    return made[0], made[1]
+    return made.controller, made.delivery

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,8 @@ from urllib.parse import quote
 from browser import Browser
 from controller_world import Up, enrolled, tiny_model
 from edgesplit_controller.database import Database
-from made_fleet import CLASSES, CUTS, Cut, make_fleet, make_history, want
+from edgesplit_controller.rolling import Rolling
+from made_fleet import CLASSES, CUTS, Cut, make_fleet, make_history, make_past, make_proposal, want
 
 MODEL = "people"
 
@@ -21,17 +23,23 @@ class Dashboard:
 
     up: Up
     database: Database
+    settings: Sequence[str] = ()
     release: str = ""
     model: str = ""
     deployment: int = 0
     names: list[str] = field(default_factory=list)
 
     @classmethod
-    def start(cls, folder: Path, *settings: str) -> Dashboard:
-        """A controller with nothing in it; `settings` as in `stale_after_s=600`."""
+    def start(cls, folder: Path, *settings: str, database: str = "") -> Dashboard:
+        """A controller with nothing in it; `settings` as in `stale_after_s=600`, `database` a URL of PostgreSQL."""
         up = Up(folder / "data")
-        assert up.start(*settings) == "ready"
-        return cls(up, Database(f"sqlite:///{up.data / 'controller.db'}"))
+        every = (*settings, *([f"database={database}"] if database else []))
+        assert up.start(*every) == "ready"
+        return cls(up, Database(database or f"sqlite:///{up.data / 'controller.db'}"), every)
+
+    def restart(self) -> None:
+        """Start it again, after it has ended somehow."""
+        assert self.up.start(*self.settings) == "ready"
 
     def fill(
         self,
@@ -56,9 +64,22 @@ class Dashboard:
         self.names = make_fleet(self.database, devices, classes=classes if raw else CLASSES, **one)
         want(self.database, self.names, MODEL, self.release, self.deployment)
         if self.names:
-            first = self.up.ok("GET", f"/v1/devices/{self.names[0]}")["device_class"]
+            first = self.class_of(self.names[0])
             cuts = self.cuts(first) if raw else CUTS
             make_history(self.database, self.names[0], self.model, self.release, cuts)
+            make_past(self.database, self.names[0], self.model)
+            while Rolling(self.database, now=time.time).step():
+                pass
+
+    def propose(self, device_class: str) -> int:
+        """A proposal on paper for a few devices of that class; its number."""
+        few = [name for name in self.names[:60] if self.class_of(name) == device_class][:8]
+        one = {"model": self.model, "release": self.release, "device_class": device_class}
+        return make_proposal(self.database, few, **one)
+
+    def class_of(self, name: str) -> str:
+        """The device class of that device."""
+        return str(self.up.ok("GET", f"/v1/devices/{name}")["device_class"])
 
     def cuts(self, device_class: str) -> list[Cut]:
         """The rows of the plan for that class."""

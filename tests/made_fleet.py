@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from edgesplit_controller.buckets import SPANS, Span, begin_of, merged, of_message, of_window
 from edgesplit_controller.database import Database, Deployment, Desired, Device, TelemetryRow
+from edgesplit_controller.replan_tables import ProposalRow
 from edgesplit_controller.rollout.terms import Pace, Portion, Rate, Terms
 from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
+from edgesplit_controller.truth_tables import HeardRow, ModelRolledRow, RolledRow
 
 SESSION = 3
 RTT_S = 0.06
@@ -136,6 +139,7 @@ def make_fleet(
                 )
             )  # fmt: skip
         session.flush()
+        session.add_all(HeardRow(device=name, session=SESSION, emulated=True, simulated=True) for name in names)
     return names
 
 
@@ -162,6 +166,54 @@ def make_history(
         device = session.get(Device, name)
         assert device is not None
         device.telemetry, device.last_seen, device.alive = {"at": now, **told}, now, True
+
+
+def make_past(database: Database, name: str, model: str, *, group: str = "doors") -> None:
+    """A year of one device and of its model in the fleet, as hours, days and months add up."""
+    rng, now = random.Random(name), time.time()
+    spans: tuple[tuple[Span, int], ...] = (("hour", 48), ("day", 60), ("month", 12))
+    with database.write() as session:
+        for span, count in spans:
+            begins = {begin_of(span, now - number * SPANS[span].seconds) for number in range(1, count + 1)}
+            for at in sorted(begins):
+                told = telemetry(rng, model, "")
+                window = {**told["models"][0], "joules": rng.uniform(0.3, 0.6), "joules_basis": "measured"}
+                content = merged(of_window(window), of_window(window))
+                place = {"span_s": SPANS[span].seconds, "begins": at}
+                bare = model.partition("@")[0]
+                own = of_message(told, late=False)
+                session.add(RolledRow(device=name, model="", content=own, **place))
+                session.add(RolledRow(device=name, model=bare, content=content, **place))
+                many = {**content, "origins": {"simulated": content["requests"]}}
+                session.add(ModelRolledRow(model=bare, group=group, content=many, **place))
+
+
+def make_proposal(database: Database, names: Sequence[str], *, model: str, release: str, device_class: str) -> int:
+    """A proposal that waits for an operator's word; its number."""
+    drift = (
+        ("uplink", "bytes/s", 731_250.0, 190_000.0), ("round trip", "s", 0.06, 0.11),
+        ("device slice-1", "s", 0.031, 0.052), ("server remote", "s", 0.009, 0.0092),
+    )  # fmt: skip
+    rows = [{"name": "remote", "after": "", "device_s": 0.0, "remote_s": 0.009, "up_bytes": 22_500}]
+    local = {"name": "local", "after": "scores", "device_s": 0.115, "remote_s": 0.0, "up_bytes": 0}
+    told = {
+        "why": "the device in the middle would save 31 % of its time per request", "gain": 0.31,
+        "gain_between": [0.08, 0.44], "broken_limits": {"now": 0.0, "then": 0.0},
+        "seconds": {"now": 0.21, "then": 0.145},
+        "heard": len(names), "basis": "simulated", "rows": rows, "proposed_rows": [local, *rows],
+        "drift": [
+            {"what": what, "unit": unit, "assumed": one, "measured": other, "factor": other / one}
+            for what, unit, one, other in drift
+        ],
+    }  # fmt: skip
+    with database.write() as session:
+        row = ProposalRow(
+            model=model, release=release, device_class=device_class, group="", devices=list(names), state="open",
+            told=told, measured={}, created=time.time() - 600, decided=None,
+        )  # fmt: skip
+        session.add(row)
+        session.flush()
+        return row.id
 
 
 def make_rollout(

@@ -43,11 +43,11 @@ def rollout_table(rollouts: list[dict[str, Any]]) -> RenderableType:
         rows.append(
             (
                 str(one["id"]), one["model"], Text(one["state"], STYLES.get(one["state"], "")),
-                f"{max(one['stage'], 0)}/{len(one['stages'])}", str(one["devices"]), str(states["succeeded"]),
-                str(failed), one["why"] or one["waits_for"],
+                f"{max(one['stage'], 0)}/{len(one['stages'])}", str(one["devices"]), made_up(one),
+                str(states["succeeded"]), str(failed), one["why"] or one["waits_for"],
             )
         )  # fmt: skip
-    columns = (">id", "model", "state", "stage", ">devices", ">well", ">not", "why, or what it waits for")
+    columns = (">id", "model", "state", "stage", ">devices", "of them", ">well", ">not", "why, or what it waits for")
     return table(columns, rows)
 
 
@@ -97,7 +97,14 @@ def _bar(stage: Mapping[str, Any], reached: int) -> Text:
     line.append(" " * (WIDTH - drawn))
     told = ", ".join(f"{count} {state}" for state, count in states.items())
     waits = "  waits for approval" if stage["needs_approval"] else ""
-    return line.append(f"  {devices} device{'s' * (devices != 1)}: {told or 'none'}{waits}")
+    of_them = f" ({made_up(stage)})" if made_up(stage) else ""
+    return line.append(f"  {devices} device{'s' * (devices != 1)}{of_them}: {told or 'none'}{waits}")
+
+
+def made_up(counted: Mapping[str, Any]) -> str:
+    """How many of the devices that were counted are no real ones; empty where all are."""
+    parts = ((counted.get(kind, 0), kind) for kind in ("emulated", "simulated"))
+    return ", ".join(f"{count} {kind}" for count, kind in parts if count)
 
 
 def _cells(count: int, of: int, room: int) -> int:

@@ -1,13 +1,14 @@
 """What is wrong with a device, said so that a thousand devices fall into few groups. All pure.
 
-A condition has a kind, which decides what to do about it, and a text. Failures of releases are grouped by cause: their
-text without what differs from device to device.
+A condition has a kind, which decides what to do about it, and a text. Failures are grouped by cause, everywhere by the
+same rule: their text without what differs from device to device.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from edgesplit.measured import BoardSeen
 from edgesplit.messages import PowerSeen, Reported, Telemetry
@@ -77,6 +78,25 @@ def cause(detail: str) -> str:
     text = re.sub(r"\d+(?:\.\d+)?", "N", text)
     text = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(text.split())[:LONGEST] or "it gives no reason"
+
+
+def grouped(kind: str, detail: str) -> str:
+    """A kind of failure and its cause in one text, which many devices have in common."""
+    return f"{kind}: {cause(detail)}" if detail else kind
+
+
+def in_words(reported: Mapping[str, Any], telemetry: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What a device's last report and telemetry say is wrong: each cause as it is grouped by, and its detail."""
+    safe_mode = reported.get("safe_mode") or ""
+    found = [("safe mode", safe_mode)] if safe_mode else []
+    found += [("refused", reported["trouble"])] if reported.get("trouble") else []
+    for one in reported.get("models", []):
+        if one["state"] in FAILED:
+            found.append((one["state"], one.get("detail") or safe_mode))
+    found += [("runs badly", one["trouble"]) for one in telemetry.get("models", []) if one.get("trouble")]
+    if (telemetry.get("power") or {}).get("under_voltage"):
+        found.append(("under-voltage", ""))
+    return [{"cause": grouped(kind, detail), "detail": detail} for kind, detail in dict.fromkeys(found)]
 
 
 def _power(power: PowerSeen | None) -> dict[str, str]:

@@ -28,6 +28,7 @@ KINDS: tuple[tuple[str, Kind], ...] = (
     ("gateway.", "device"),
     ("model.", "model"),
     ("release.", "model"),
+    ("replan.", "model"),
     ("deployment.", "rollout"),
     ("rollout.", "rollout"),
 )

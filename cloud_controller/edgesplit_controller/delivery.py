@@ -22,6 +22,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.names import sha256_hex
 from edgesplit.pace import THREADS, Pace, Running
 from edgesplit_controller import floods
+from edgesplit_controller.colleagues import MOST_PASSED, Alone, Colleagues, PassedOn, passed_topic
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +203,10 @@ class Sources:
 class Delivery:
     """The workers around one MQTT session. `on_message` and `on_connect` are given to the session."""
 
-    def __init__(self, sources: Sources, pace: Pace = THREADS) -> None:
+    def __init__(self, sources: Sources, pace: Pace = THREADS, colleagues: Colleagues | None = None) -> None:
+        self._colleagues = colleagues or Alone()
+        self.passed_topic = passed_topic(self._colleagues.own)
+        """Where others pass on what this process sees to."""
         self._pace = pace
         self._sources = sources
         self._channel: Channel | None = None
@@ -251,6 +255,9 @@ class Delivery:
 
     def on_message(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
         """Sort one message; called on the network thread, never raises, never waits."""
+        if topic == self.passed_topic:
+            self._take_passed(payload)
+            return
         device = "?"
         try:
             device = messages.device_of(topic)
@@ -400,9 +407,36 @@ class Delivery:
             with self._purses_changed:
                 again = self._purses.again(device, chunks, self._pace.monotonic())
             self._charge(device, again * floods.AGAIN)
-            with self._chunks_changed:
-                self.dropped[device] += self._chunks.ask(device, wish.release, chunks, self._pace.monotonic())
-                self._chunks_changed.notify()
+            self._share_out(device, wish.release, chunks)
+
+    def _share_out(self, device: str, release: str, chunks: Sequence[str]) -> None:
+        """Each chunk to the process that sees to it, so that all who want it meet in one queue."""
+        of: dict[int, list[str]] = {}
+        for chunk in chunks:
+            of.setdefault(self._colleagues.sees_to(chunk), []).append(chunk)
+        ours = of.pop(self._colleagues.own, [])
+        for number, theirs in of.items():
+            for start in range(0, len(theirs), MOST_PASSED):
+                some = tuple(theirs[start : start + MOST_PASSED])
+                payload = messages.encode(PassedOn(device, release, some))
+                if self._channel is None or not self._channel.publish(passed_topic(number), payload):
+                    ours += some  # there is no room to pass it on: it is published twice at most
+        if ours:
+            self._queue(device, release, tuple(ours))
+
+    def _queue(self, device: str, release: str, chunks: tuple[str, ...]) -> None:
+        with self._chunks_changed:
+            self.dropped[device] += self._chunks.ask(device, release, chunks, self._pace.monotonic())
+            self._chunks_changed.notify()
+
+    def _take_passed(self, payload: bytes) -> None:
+        """What another process was asked for and we see to; it has checked the wish."""
+        try:
+            passed = messages.decode(payload, PassedOn, LIMITS.request_bytes)
+        except MalformedMessage as error:
+            log.error("another process passed on something malformed: %s", error)
+            return
+        self._queue(passed.device, passed.release, passed.chunks[:MOST_PASSED])
 
     def _metadata(self, path: str) -> bytes | None:
         """None for what is not there, and for what is no path of ours."""

@@ -9,10 +9,10 @@ from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select, tru
 from sqlalchemy.orm import Session
 
 from edgesplit_controller import causes
+from edgesplit_controller.buckets import SPANS
 from edgesplit_controller.database import CertificateRow, ClaimRow, Database, Device, Flood, Release, Starts
 from edgesplit_controller.database import Model as ModelRow
-from edgesplit_controller.rolling import DEVICE
-from edgesplit_controller.truth_tables import ConditionRow, HeardRow, RolledRow, RunningRow
+from edgesplit_controller.truth_tables import ConditionRow, HeardRow, ModelRolledRow, RunningRow
 
 STATES = ("online", "stale", "offline", "revoked")
 MOST_GROUPS = 200
@@ -155,17 +155,15 @@ class _View:
 
     def _lately(self) -> dict[str, Shown]:
         """Requests of the last minutes, as far as they were added up."""
-        counts = [
-            func.sum(RolledRow.content[name].as_integer()) for name in ("requests", "failed", "fallbacks")
-        ]  # fmt: skip
-        asked = (
-            select(RolledRow.model, *counts)
-            .join(Device, Device.name == RolledRow.device)
-            .where(self._here, RolledRow.span_s == 60, RolledRow.model != DEVICE)
-            .where(RolledRow.begins >= self._now - LATELY_S)
-            .group_by(RolledRow.model)
-        )  # fmt: skip
         names = ("requests", "failed", "fallbacks")
+        counts = [func.sum(ModelRolledRow.content[name].as_integer()) for name in names]
+        mine = true() if self._groups is None else ModelRolledRow.group.in_(sorted(self._groups))
+        asked = (
+            select(ModelRolledRow.model, *counts)
+            .where(mine, ModelRolledRow.span_s == SPANS["minute"].seconds)
+            .where(ModelRolledRow.begins >= self._now - LATELY_S)
+            .group_by(ModelRolledRow.model)
+        )
         return {
             str(row[0]): {name: int(value or 0) for name, value in zip(names, tuple(row)[1:], strict=True)}
             for row in self._session.execute(asked)

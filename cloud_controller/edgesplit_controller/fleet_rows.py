@@ -6,7 +6,6 @@ comes from an emulated device says `emulated`.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import load_only
 
+from edgesplit_controller import causes
 from edgesplit_controller.database import Database, Desired, Device
 from edgesplit_controller.devices import Devices
 
 MOST_NAMES = 200
 """Devices asked for by name at once; who wants more reads the whole table."""
-CAUSE_LENGTH = 120
 _COLUMNS = (
     Device.name, Device.device_class, Device.group, Device.labels, Device.enrolled, Device.revoked, Device.session,
     Device.alive, Device.last_seen, Device.birth, Device.reported, Device.telemetry, Device.counter,
@@ -77,37 +76,8 @@ def fleet_row(device: Device, state: str, desired: Mapping[str, str]) -> dict[st
         "fallbacks": sum(window.get("fallbacks", 0) for window in windows.values()),
         "remote_ok": telemetry.get("remote_ok"),
         "celsius": power.get("celsius"),
-        "causes": causes(reported, telemetry),
+        "causes": causes.in_words(reported, telemetry),
     }
-
-
-def causes(reported: Mapping[str, Any], telemetry: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What is wrong with a device by its own words: the cause, told alike for devices that suffer alike, and the
-    details."""
-    found: list[tuple[str, str]] = []
-    if reported.get("safe_mode"):
-        found.append(("safe mode", reported["safe_mode"]))
-    if reported.get("trouble"):
-        found.append(("statement not obeyed", reported["trouble"]))
-    for model in reported.get("models", []):
-        if model["state"] in ("failed", "rolled back", "safe mode"):
-            found.append((model["state"], model.get("detail", "")))
-    found += [("runs badly", window["trouble"]) for window in telemetry.get("models", []) if window.get("trouble")]
-    if (telemetry.get("power") or {}).get("under_voltage"):
-        found.append(("under-voltage", ""))
-    return [{"cause": _cause(kind, detail), "detail": detail} for kind, detail in dict.fromkeys(found)]
-
-
-def alike(text: str) -> str:
-    """The text without what differs from device to device: digests, numbers, quoted names."""
-    text = re.sub(r"\b[0-9a-f]{12,}\b", "…", text)
-    text = re.sub(r"'[^']{1,200}'", "…", text)
-    text = re.sub(r"\d+(\.\d+)?", "N", text)
-    return text if len(text) <= CAUSE_LENGTH else text[: CAUSE_LENGTH - 1] + "…"
-
-
-def _cause(kind: str, detail: str) -> str:
-    return f"{kind}: {alike(detail)}" if detail else kind
 
 
 def _model(state: Mapping[str, Any], window: Mapping[str, Any]) -> dict[str, Any]:

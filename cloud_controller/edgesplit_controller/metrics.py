@@ -17,6 +17,7 @@ from edgesplit.seen.ledger import Ledger, Series, gauge
 from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.hearing import Taken
 from edgesplit_controller.rolling import Rolling
+from edgesplit_controller.rollout.counting import Count
 
 METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH"})
 STATES = ("online", "stale", "offline", "claimed", "revoked")
@@ -84,15 +85,17 @@ def watch(engine: Engine, ledger: Ledger) -> None:
         ledger.observe(families.CONTROLLER_STATEMENT_S, kind, value=seconds)
 
 
-def series(ledger: Ledger, fleet: Fleet, rolling: Rolling, reading: Reading = dict) -> list[Series]:
+def series(ledger: Ledger, fleet: Fleet, rolling: Rolling, rollouts: Count, reading: Reading = dict) -> list[Series]:
     """All that is shown."""
-    states, now = fleet.states(), reading()
+    states, now, counted = fleet.states(), reading(), rollouts()
     return [
         gauge(families.CONTROLLER_INFO, 1.0, edgesplit.__version__),
         *ledger.series(),
         *(gauge(families.CONTROLLER_DEVICES, states[state], state) for state in STATES),
         *(gauge(families.CONTROLLER_CONDITIONS, one["devices"], one["kind"]) for one in fleet.conditions()),
         *(gauge(families.CONTROLLER_RUNNING, count, model, state) for model, state, count in fleet.running()),
+        *(gauge(families.CONTROLLER_ROLLOUTS, count, state) for state, count in counted.rollouts.items()),
+        *(gauge(families.CONTROLLER_ROLLOUT_DEVICES, count, state) for state, count in counted.devices.items()),
         *(gauge(families.CONTROLLER_WAITING, value, queue) for queue, value in now.items() if queue != "broker"),
         *(gauge(families.CONTROLLER_BROKER, value) for queue, value in now.items() if queue == "broker"),
         gauge(families.CONTROLLER_UNROLLED, rolling.behind()),

@@ -1,4 +1,4 @@
-"""Telemetry rolled up: minutes for a week, hours for a year and a month, so that a page can show a day and a month.
+"""Telemetry rolled up by minutes, hours, days and months (`buckets`), of each device and of each model in a fleet.
 
 Raw messages are added up after they were stored, in the order of their rows, late ones too; how far that has come is a
 row itself. `step` may run in one controller at a time.
@@ -6,100 +6,44 @@ row itself. `step` may run in one controller at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import delete, func, select, tuple_
 from sqlalchemy.orm import Session
 
+from edgesplit_controller.buckets import (
+    DAY_S,
+    OTHER,
+    SPANS,
+    Content,
+    Span,
+    begin_of,
+    merged,
+    of_message,
+    of_window,
+    shown,
+)
 from edgesplit_controller.database import Database, Desired, Device, TelemetryRow
-from edgesplit_controller.truth_tables import MarkRow, RolledRow
+from edgesplit_controller.truth_tables import HeardRow, MarkRow, ModelRolledRow, RolledRow
 
-SPANS: Mapping[str, int] = {"minute": 60, "hour": 3_600}
-KEPT_S: Mapping[int, float] = {60: 7 * 86_400.0, 3_600: 400 * 86_400.0}
 MARK = "telemetry rolled up to row"
 AT_ONCE = 2_000
 KEYS_AT_ONCE = 200
 DEVICES_AT_ONCE = 500
-RAW_S = 30 * 86_400.0
+RAW_S = 30 * DAY_S
 """Of a device that goes on talking far fewer are kept (`devices.HISTORY`)."""
 SETTLED_S = 10.0
 """Rows are numbered before they are committed: so long after one was stored, none with a lower number comes."""
-OTHER = "(other)"
-"""Models that a device was never told to run, together."""
 DEVICE = ""
-SUMS = ("requests", "failed", "fallbacks", "switches", "late", "up_bytes")
-Content = dict[str, Any]
+"""In the place of a model: the device itself."""
 Key = tuple[str, str, int, float]
-"""Device, model, span, beginning."""
-
-
-def keys_of(device: str, model: str, at: float) -> list[Key]:
-    """Where something that was measured `at` belongs."""
-    return [(device, model, span, float(at // span * span)) for span in SPANS.values()]
-
-
-def with_window(content: Content, window: Mapping[str, Any]) -> Content:
-    """One window of a model's requests more."""
-    requests = int(window.get("requests", 0))
-    sums = {name: content.get(name, 0) + int(window.get(name, 0)) for name in SUMS}
-    times = {
-        f"{name}_sum": content.get(f"{name}_sum", 0.0) + float(window.get(name, 0.0)) * requests
-        for name in ("device_s", "link_s", "remote_s", "latency_p50_s", "predicted_s")
-    }
-    weighed = requests if window.get("joules_basis") else 0
-    cuts = dict(content.get("cuts", {}))
-    if requests:
-        row = str(window.get("row", ""))
-        cuts[row if row in cuts or len(cuts) < 64 else OTHER] = cuts.get(row, 0) + requests
-    return {
-        **sums,
-        **times,
-        "latency_p95_worst_s": max(content.get("latency_p95_worst_s", 0.0), float(window.get("latency_p95_s", 0.0))),
-        "joules_sum": content.get("joules_sum", 0.0) + float(window.get("joules", 0.0)) * weighed,
-        "weighed": content.get("weighed", 0) + weighed,
-        "cuts": cuts,
-    }
-
-
-def with_device(content: Content, message: Mapping[str, Any], *, late: bool) -> Content:
-    """One message more, of what is the device's and no model's."""
-    power = message.get("power") or {}
-    queue = message.get("queue") or {}
-    board = message.get("board") or {}
-    weak = bool(power.get("under_voltage"))
-    speed = power.get("speed")
-    return {
-        "samples": content.get("samples", 0) + 1,
-        "late": content.get("late", 0) + late,
-        "up_bytes_per_s_sum": content.get("up_bytes_per_s_sum", 0.0) + float(message.get("up_bytes_per_s", 0.0)),
-        "rtt_s_sum": content.get("rtt_s_sum", 0.0) + float(message.get("rtt_s", 0.0)),
-        "remote_ok": content.get("remote_ok", 0) + bool(message.get("remote_ok")),
-        "under_voltage": content.get("under_voltage", 0) + weak,
-        "throttled": content.get("throttled", 0) + (speed is not None and speed < 0.99),
-        "watts_sum": content.get("watts_sum", 0.0) + float(power.get("watts") or 0.0),
-        "watts_samples": content.get("watts_samples", 0) + (power.get("watts") is not None),
-        "celsius_max": _extreme(max, content.get("celsius_max"), power.get("celsius")),
-        "battery_percent_min": _extreme(min, content.get("battery_percent_min"), power.get("battery_percent")),
-        "disk_free_bytes_min": _extreme(min, content.get("disk_free_bytes_min"), board.get("disk_free_bytes")),
-        "queue_max": _extreme(max, content.get("queue_max"), queue.get("here", 0)),
-    }
-
-
-def shown_bucket(begins: float, span_s: int, content: Content) -> dict[str, Any]:
-    """A bucket with means in place of sums."""
-    shown: dict[str, Any] = {"at": begins, "span_s": span_s}
-    count = content.get("requests", 0)
-    for name, value in content.items():
-        if name.endswith("_sum"):
-            over = {"joules_sum": content.get("weighed", 0), "watts_sum": content.get("watts_samples", 0)}.get(
-                name, content.get("samples", count)
-            )
-            shown[name.removesuffix("_sum")] = value / over if over else None
-        elif name not in ("weighed", "watts_samples"):
-            shown[name] = value
-    return shown
+"""Device and model, or model and group; span, beginning."""
+_KEYS: Mapping[type[RolledRow | ModelRolledRow], tuple[str, ...]] = {
+    RolledRow: ("device", "model", "span_s", "begins"),
+    ModelRolledRow: ("model", "group", "span_s", "begins"),
+}
 
 
 class Rolling:
@@ -131,9 +75,10 @@ class Rolling:
     def trim(self) -> None:
         """Drop what is too old: buckets, and raw messages of devices that say nothing more."""
         with self._database.write() as session:
-            for span, kept_s in KEPT_S.items():
-                old = (RolledRow.span_s == span, RolledRow.begins < self._now() - kept_s)
-                session.execute(delete(RolledRow).where(*old))
+            for kept in SPANS.values():
+                for table in _KEYS:
+                    old = (table.span_s == kept.seconds, table.begins < self._now() - kept.kept_s)
+                    session.execute(delete(table).where(*old))
         after = ""
         while names := self._drop_raw(after):
             after = names[-1]
@@ -155,57 +100,106 @@ class Rolling:
             mark = session.get(MarkRow, MARK)
             return max(0, newest - (mark.value if mark is not None else 0))
 
-    def history(self, device: str, span: str, since: float, until: float) -> dict[str, list[dict[str, Any]]]:
+    def history(self, device: str, span: Span, since: float, until: float) -> dict[str, list[dict[str, Any]]]:
         """By model (and the empty name for the device itself), the buckets of that time, oldest first."""
-        span_s = SPANS[span]
-        begin = float(since // span_s * span_s)
-        wanted = (
-            RolledRow.device == device, RolledRow.span_s == span_s, RolledRow.begins >= begin,
-            RolledRow.begins < until,
-        )  # fmt: skip
         found: dict[str, list[dict[str, Any]]] = {}
+        wanted = select(RolledRow).where(RolledRow.device == device, *_within(RolledRow, span, since, until))
         with self._database.read() as session:
-            for row in session.scalars(select(RolledRow).where(*wanted).order_by(RolledRow.begins)):
-                found.setdefault(row.model, []).append(shown_bucket(row.begins, span_s, row.content))
+            for row in session.scalars(wanted.order_by(RolledRow.begins)):
+                found.setdefault(row.model, []).append(shown(row.begins, span, row.content))
         return found
+
+    def of_model(
+        self, model: str, span: Span, since: float, until: float, groups: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """The same of one model (by name) on all devices that run it, or on those of some groups."""
+        wanted = select(ModelRolledRow).where(ModelRolledRow.model == model)
+        wanted = wanted.where(*_within(ModelRolledRow, span, since, until))
+        if groups is not None:
+            wanted = wanted.where(ModelRolledRow.group.in_(sorted(groups)))
+        sums: dict[float, Content] = {}
+        with self._database.read() as session:
+            for row in session.scalars(wanted):
+                sums[row.begins] = merged(sums.get(row.begins, {}), row.content)
+        return [shown(begins, span, sums[begins]) for begins in sorted(sums)]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What is to be added to the buckets of one table."""
+
+    table: type[RolledRow | ModelRolledRow]
+    by_minute: dict[tuple[str, str, float], Content] = field(default_factory=dict)
+
+    def add(self, first: str, second: str, at: float, content: Content) -> None:
+        """To the minute of that moment."""
+        key = (first, second, begin_of("minute", at))
+        self.by_minute[key] = merged(self.by_minute[key], content) if key in self.by_minute else content
+
+    def store(self, session: Session) -> None:
+        """To the minute's row, and to those of its hour, its day and its month."""
+        sums: dict[Key, Content] = {}
+        for (first, second, minute), content in self.by_minute.items():
+            for span, kept in SPANS.items():
+                key = (first, second, kept.seconds, begin_of(span, minute))
+                sums[key] = merged(sums.get(key, {}), content)
+        there = _rows(session, self.table, sorted(sums))
+        for key, content in sums.items():
+            if key in there:
+                there[key].content = merged(there[key].content, content)
+            else:
+                session.add(self.table(**dict(zip(_KEYS[self.table], key, strict=True)), content=content))
+
+
+@dataclass(frozen=True, slots=True)
+class _Speaker:
+    """What is known of the device that a message is of."""
+
+    group: str
+    simulated: bool
+    told: frozenset[str]
+    """Models that it shall run."""
 
 
 def _add_up(session: Session, rows: list[TelemetryRow]) -> None:
-    devices = sorted({row.device for row in rows})
-    told: dict[str, set[str]] = {}
-    for desired in session.scalars(select(Desired).where(Desired.device.in_(devices))):
-        told.setdefault(desired.device, set()).add(desired.model)
-    put: list[tuple[Key, Callable[[Content], Content]]] = []
+    speakers = _speakers(session, {row.device for row in rows})
+    devices, models = _Sums(RolledRow), _Sums(ModelRolledRow)
     for row in rows:
-        message, late = row.content, bool(row.late)
-        put += [(key, partial(with_device, message=message, late=late)) for key in keys_of(row.device, DEVICE, row.at)]
+        speaker, message = speakers[row.device], row.content
+        devices.add(row.device, DEVICE, row.at, of_message(message, late=bool(row.late)))
+        made_up = "simulated" if speaker.simulated else "emulated" if message.get("emulated") else "real"
         for window in message.get("models", ()):
-            model = str(window["model"])
-            known = model if model in told.get(row.device, ()) else OTHER
-            put += [(key, partial(with_window, window=window)) for key in keys_of(row.device, known, row.at)]
-    there = _buckets(session, sorted({key for key, _ in put}))
-    contents: dict[Key, Content] = {key: row.content for key, row in there.items()}
-    for key, added in put:
-        contents[key] = added(contents.get(key, {}))
-    for key, content in contents.items():
-        if key in there:
-            there[key].content = content
-            continue
-        device, model, span_s, begins = key
-        session.add(RolledRow(device=device, model=model, span_s=span_s, begins=begins, content=content))
+            content = of_window(window)
+            known = str(window["model"]) if window["model"] in speaker.told else OTHER
+            devices.add(row.device, known, row.at, content)
+            models.add(known, speaker.group, row.at, {**content, "origins": {made_up: content["requests"]}})
+    devices.store(session)
+    models.store(session)
 
 
-def _buckets(session: Session, keys: list[Key]) -> dict[Key, RolledRow]:
+def _speakers(session: Session, names: Collection[str]) -> dict[str, _Speaker]:
+    ordered = sorted(names)
+    told: dict[str, set[str]] = {}
+    for desired in session.scalars(select(Desired).where(Desired.device.in_(ordered))):
+        told.setdefault(desired.device, set()).add(desired.model)
+    known = select(Device.name, Device.group, HeardRow.simulated).outerjoin(HeardRow, HeardRow.device == Device.name)
+    return {
+        name: _Speaker(group, bool(simulated), frozenset(told.get(name, ())))
+        for name, group, simulated in session.execute(known.where(Device.name.in_(ordered)))
+    }
+
+
+def _rows(session: Session, table: type[RolledRow | ModelRolledRow], keys: list[Key]) -> dict[Key, Any]:
     """Those of them that are there."""
-    column = tuple_(RolledRow.device, RolledRow.model, RolledRow.span_s, RolledRow.begins)
-    found: dict[Key, RolledRow] = {}
+    names = _KEYS[table]
+    column = tuple_(*(getattr(table, name) for name in names))
+    found: dict[Key, Any] = {}
     for start in range(0, len(keys), KEYS_AT_ONCE):
-        asked = select(RolledRow).where(column.in_(keys[start : start + KEYS_AT_ONCE]))
-        found.update({(row.device, row.model, row.span_s, row.begins): row for row in session.scalars(asked)})
+        for row in session.scalars(select(table).where(column.in_(keys[start : start + KEYS_AT_ONCE]))):
+            first, second, span_s, begins = (getattr(row, name) for name in names)
+            found[first, second, span_s, begins] = row
     return found
 
 
-def _extreme(choose: Callable[[float, float], float], known: float | None, seen: float | None) -> float | None:
-    if known is None or seen is None:
-        return seen if known is None else known
-    return choose(known, seen)
+def _within(table: type[RolledRow | ModelRolledRow], span: Span, since: float, until: float) -> Iterable[Any]:
+    return (table.span_s == SPANS[span].seconds, table.begins >= begin_of(span, since), table.begins < until)

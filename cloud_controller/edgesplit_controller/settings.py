@@ -120,6 +120,11 @@ class Settings:
         return self.hosts[0] if self.hosts else "127.0.0.1"
 
     @property
+    def url_host(self) -> str:
+        """The same as it stands in a URL."""
+        return url_host(self.host)
+
+    @property
     def own_address(self) -> str:
         """The address at which we reach our own servers."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)

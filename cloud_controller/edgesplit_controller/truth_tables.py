@@ -74,7 +74,7 @@ class ConditionRow(Table):
 
 
 class RolledRow(Table):
-    """What telemetry said of one model on one device in one minute or one hour, added up."""
+    """What telemetry said of one model on one device in one minute, hour, day or month, added up."""
 
     __tablename__ = "telemetry_rolled"
     __table_args__ = (Index("telemetry_rolled_by_age", "span_s", "begins"),)
@@ -82,6 +82,19 @@ class RolledRow(Table):
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
     model: Mapped[str] = mapped_column(primary_key=True)
     """Empty: the device itself."""
+    span_s: Mapped[int] = mapped_column(primary_key=True)
+    begins: Mapped[float] = mapped_column(primary_key=True)
+    content: Mapped[Json]
+
+
+class ModelRolledRow(Table):
+    """The same of one model on all devices of a group, as it was when they measured."""
+
+    __tablename__ = "models_rolled"
+    __table_args__ = (Index("models_rolled_by_age", "span_s", "begins"),)
+
+    model: Mapped[str] = mapped_column(primary_key=True)
+    group: Mapped[str] = mapped_column(primary_key=True)
     span_s: Mapped[int] = mapped_column(primary_key=True)
     begins: Mapped[float] = mapped_column(primary_key=True)
     content: Mapped[Json]

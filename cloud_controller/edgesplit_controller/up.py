@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,6 @@ from typing import Any
 import uvicorn
 
 import edgesplit
-from edgesplit import messages
 from edgesplit.children import Child
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
@@ -47,40 +46,32 @@ from edgesplit_controller import metrics
 from edgesplit_controller.adding_up import add_up
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
+from edgesplit_controller.assembly import OFFLOAD, REVOKED, Assembly, Foundations, api_url, offload_url
 from edgesplit_controller.backup.restoring import RESTORED
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import Broker
 from edgesplit_controller.broker_files import write_broker_files
-from edgesplit_controller.bundles import Bundles
 from edgesplit_controller.ca import Authority
-from edgesplit_controller.content_keys import load_or_make_content_keys
+from edgesplit_controller.colleagues import Alone, OnDatabase
+from edgesplit_controller.condition import Condition
 from edgesplit_controller.controller import Addresses, Controller
-from edgesplit_controller.database import Database, Device
-from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery, Sources
+from edgesplit_controller.database import Database
+from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery
 from edgesplit_controller.devices import Devices
-from edgesplit_controller.director import Director
-from edgesplit_controller.evidence import of_members
-from edgesplit_controller.exporting import Exporting
-from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.gatekeeping import open_gate
-from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.leases import Lease, forget_leases
-from edgesplit_controller.listing import Listing
+from edgesplit_controller.parts.looks import broker_look, offload_look
+from edgesplit_controller.parts.noting import Noting
 from edgesplit_controller.peers import TellingPeers
-from edgesplit_controller.planning import Planning
 from edgesplit_controller.processes import Place, start_further, take_place
-from edgesplit_controller.registry import Registry
-from edgesplit_controller.releasing import Releasing
-from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.replan.watching import watch
 from edgesplit_controller.repository import Repository
 from edgesplit_controller.revocation_command import RevocationCommand
 from edgesplit_controller.revocations import Revocations
-from edgesplit_controller.rolling import Rolling
-from edgesplit_controller.rollout.engine import RolloutLoop, Rollouts
+from edgesplit_controller.rollout.counting import counting
+from edgesplit_controller.rollout.engine import RolloutLoop
 from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
-from edgesplit_controller.signing import Signing
 from edgesplit_controller.stating import Stating
 from edgesplit_controller.tending import Tending
 
@@ -91,9 +82,7 @@ LEFTOVER_S = 15.0
 CONNECT_S = 15.0
 ABANDONED_S = 3_600.0
 """An upload that grew no more for so long is nobody's: other processes may be receiving the others."""
-OFFLOAD = "offload"
 API = "api"
-REVOKED = "revoked.pem"
 
 
 def run(
@@ -182,10 +171,11 @@ def _start(
     (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
     blobs = BlobStore(data / "blobs")
 
+    colleagues = OnDatabase(database, place.number) if database.shared else Alone()
     ledger = Ledger()
     metrics.watch(database.engine, ledger)
-    parts = (settings, database, blobs, authority, repository, rotation, lease, ledger)
-    controller, delivery, revocations = _assemble(*parts)
+    made = Assembly(Foundations(settings, database, blobs, authority, repository, rotation, lease, colleagues, ledger))
+    controller, delivery, revocations = made.controller, made.delivery, made.revocations
     if not settings.join:
         blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
         repository.renew()
@@ -194,11 +184,13 @@ def _start(
             (data / RESTORED).unlink()
         controller.signing.catch_up()
     revocations.publish()
+    broker = offload = None
     if settings.on_revocation:
         _told_of_revocations(settings, revocations, stack)
     if not (settings.broker or settings.join):
         broker_credentials = authority.issue_server("broker", names)
-        revocations.tell(_broker(settings, broker_credentials, delivery, stack), of_others=True)
+        broker = _broker(settings, broker_credentials, delivery, stack)
+        revocations.tell(broker, of_others=True)
     session = _mqtt(settings, authority, delivery, place, lease, stack)
     stack.callback(revocations.stop)
     revocations.start()
@@ -208,7 +200,8 @@ def _start(
     if not settings.join:
         authority.issue_server(OFFLOAD, names)
     if settings.offload:
-        _offload(settings, stack)
+        offload = _offload(settings, stack)
+    _note_parts(settings, database, place, session, broker, offload, authority, stack)
     listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
 
     def reading() -> dict[str, float]:
@@ -229,124 +222,6 @@ def _start(
         write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
         stack.callback((data / "controller.json").unlink, missing_ok=True)
     return {**addresses, "notices": controller.signing.notices()}
-
-
-def _assemble(
-    settings: Settings,
-    database: Database,
-    blobs: BlobStore,
-    authority: Authority,
-    repository: Repository,
-    rotation: Rotation,
-    lease: Lease,
-    ledger: Ledger | None = None,
-) -> tuple[Controller, Delivery, Revocations]:
-    """The parts that keep and decide, with nothing started yet."""
-    data, now, counted = settings.data, time.time, ledger or Ledger()
-    registry = Registry(database, blobs, now=now)
-    planning = Planning(database, registry, now=now)
-    content_keys = load_or_make_content_keys(data / "keys" / "content.key")
-    releasing = Releasing(
-        database, blobs, registry, planning, repository,
-        offload_releases=data / OFFLOAD / "releases", content_keys=content_keys, now=now,
-    )  # fmt: skip
-
-    def wrapped(device: Device, release: str) -> bytes:
-        return content_keys.wrapped(device, release, releasing.manifest(release))
-
-    devices = Devices(database, stale_after_s=settings.stale_after_s, now=now)
-    revocations = Revocations(
-        authority,
-        devices.revoked_serials,
-        [data / "broker" / REVOKED, data / OFFLOAD / REVOKED],
-        settings.broker_address,
-    )
-
-    def hear(said: list[tuple[str, messages.Message]]) -> None:
-        began = time.perf_counter()
-        taken = devices.hear(said)
-        delivery.keep(taken.kept)
-        metrics.heard(counted, taken, time.perf_counter() - began)
-        if taken.superseded:
-            revocations.publish()
-        for device in taken.intruders:
-            revocations.cut(device)
-        if any(isinstance(message, messages.Reported) for _, message in said):
-            delivery.tell(director.settle())  # what a device runs no more, its gateway need not keep
-            rollouts.news.set()
-
-    def flooding(device: str, dropped: int) -> None:
-        if devices.hold(device, dropped):
-            revocations.publish()
-            revocations.cut(device)
-
-    def wrapped_far(gateway: Device, release: str) -> bytes:
-        return content_keys.wrapped_far(gateway, release, releasing.manifest(release))
-
-    gateways = Gateways(database, now=now, split_of=releasing.split_by_gateway)
-    director = Director(
-        database, repository.sign_statement,
-        statement_s=settings.statement_s, now=now, wrap=wrapped, wrap_far=wrapped_far, tiers=gateways,
-    )  # fmt: skip
-
-    def announce(told: Sequence[str]) -> None:
-        delivery.tell(director.settle())  # gateways hear of it before the devices behind them
-        delivery.tell(told)
-
-    def fits(release: str, device_class: str) -> bool:
-        manifest = releasing.find(release)
-        return manifest is not None and device_class in manifest.plans
-
-    rollouts = Rollouts(database, director, now=now, announce=announce, fits=fits, evidences=of_members)
-    delivery = Delivery(
-        Sources(
-            metadata=repository.read,
-            chunk=blobs.get,
-            release_chunks=releasing.chunks_of,
-            hear=hear,
-            statements=director.statements,
-            flooding=flooding,
-            confirm=Stating(database).confirm,
-            leads=lease.held,
-        )
-    )
-    signing = Signing(
-        repository,
-        rotation,
-        database,
-        releasing,
-        director,
-        delivery,
-        offload_root=data / OFFLOAD / "root.json",
-        now=now,
-    )
-
-    controller = Controller(
-        database=database,
-        blobs=blobs,
-        registry=registry,
-        planning=planning,
-        releasing=releasing,
-        devices=devices,
-        gateways=gateways,
-        director=director,
-        rollouts=rollouts,
-        authority=authority,
-        tell=delivery,
-        revocations=revocations,
-        addresses=Addresses(_api_url(settings), *settings.told_broker, _offload_url(settings)),
-        signing=signing,
-        exporting=Exporting(
-            database, registry, releasing, repository, content_keys,
-            offload_releases=data / OFFLOAD / "releases", now=now,
-        ),
-        listing=Listing(database, stale_after_s=settings.stale_after_s, now=now),
-        fleet=Fleet(database, stale_after_s=settings.stale_after_s, now=now),
-        rolling=Rolling(database, now=now),
-        bundles=Bundles(database, delivery.ask, now=now),
-        replanner=Replanner(database, registry, planning, releasing, gateways, roll_out=rollouts.make, now=now),
-    )  # fmt: skip
-    return controller, delivery, revocations
 
 
 def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, stack: ExitStack) -> Broker:
@@ -377,7 +252,7 @@ def _mqtt(
     )
     # Whoever knew the group's name could join it, and would take others' messages away.
     group = authority.secret("shared subscriptions")
-    session.subscribe([f"$share/{group}/{topic}" for topic in SPREAD], qos=1)
+    session.subscribe([*(f"$share/{group}/{topic}" for topic in SPREAD), delivery.passed_topic], qos=1)
     delivery.start(session)
     stack.callback(delivery.stop)
     session.start()
@@ -414,7 +289,7 @@ def offload_command(settings: Settings) -> list[str]:
     return [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())]
 
 
-def _offload(settings: Settings, stack: ExitStack) -> None:
+def _offload(settings: Settings, stack: ExitStack) -> Child:
     child = Child(
         "offload server",
         offload_command(settings),
@@ -424,6 +299,33 @@ def _offload(settings: Settings, stack: ExitStack) -> None:
     )
     stack.callback(child.stop)
     child.start()
+    return child
+
+
+def _note_parts(
+    settings: Settings,
+    database: Database,
+    place: Place,
+    session: Session,
+    broker: Broker | None,
+    offload: Child | None,
+    authority: Authority,
+    stack: ExitStack,
+) -> None:
+    """From now on this process notes how broker and offload server are."""
+    tls = authority.issue_client(place.broker_name).client_context()
+    own = f"https://{url_host(settings.own_address)}:{settings.offload_port}"
+    looks = (
+        broker_look(session, settings.broker, broker),
+        offload_look(own if settings.offload else offload_url(settings), tls, offload),
+    )
+    noting = Noting(database, place.number, looks, now=time.time)
+    stack.callback(noting.stop)
+    noting.start()
+
+
+def _told_to_devices(addresses: Addresses) -> dict[str, str]:
+    return {"broker": f"{addresses.mqtt_host}:{addresses.mqtt_port}", "offload": addresses.offload_url}
 
 
 def _api(
@@ -441,9 +343,10 @@ def _api(
     """The HTTPS server in a thread of its own; its end is ours."""
     gate, operators_ca = open_gate(settings.data, controller.database, authority, first=not settings.join)
     if settings.metrics is not None:
+        rollouts = counting(controller.database)
         scraped = metrics_server(
             settings.metrics,
-            lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, reading)),
+            lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, rollouts, reading)),
         )
         stack.callback(scraped.stop)
         scraped.start()
@@ -455,6 +358,7 @@ def _api(
         model_bytes=settings.model_bytes,
         heavy=heavy,
         ledger=ledger,
+        own=Condition(controller.database, settings.data, reading, _told_to_devices(controller.addresses)),
     )
     config = uvicorn.Config(
         app,
@@ -508,8 +412,8 @@ def _of_further(settings: Settings) -> Settings:
         database=settings.database_url,
         broker=f"mqtts://{url_host(host)}:{port}",
         broker_told=f"{url_host(told_host)}:{told_port}",
-        api_url=_api_url(settings),
-        offload_url=_offload_url(settings),
+        api_url=api_url(settings),
+        offload_url=offload_url(settings),
     )
 
 
@@ -556,21 +460,13 @@ def _listener(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _api_url(settings: Settings) -> str:
-    return settings.api_url or f"https://{url_host(settings.host)}:{settings.api_port}"
-
-
-def _offload_url(settings: Settings) -> str:
-    return settings.offload_url or f"https://{url_host(settings.host)}:{settings.offload_port}"
-
-
 def _as_told(settings: Settings) -> dict[str, Any]:
     """What `controller.json` says."""
     return {
-        "api_url": _api_url(settings),
+        "api_url": api_url(settings),
         "mqtt_host": settings.told_broker[0],
         "mqtt_port": settings.told_broker[1],
-        "offload_url": _offload_url(settings),
+        "offload_url": offload_url(settings),
         "offload_port": settings.offload_port,
         "bind": settings.address,
         "pid": os.getpid(),

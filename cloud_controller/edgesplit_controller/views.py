@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, not_, select
+from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError
 from edgesplit.plan import Conditions, Link, Plan, cost
@@ -19,6 +19,7 @@ from edgesplit_controller.database import Desired, Device, Event, Model, Release
 from edgesplit_controller.fleet_rows import fleet_rows
 from edgesplit_controller.planning import Wish
 from edgesplit_controller.shown import shown_event, shown_model
+from edgesplit_controller.truth_tables import HeardRow
 
 NEWEST_RELEASES = 12
 MOST_VERSIONS = 1_000
@@ -92,21 +93,31 @@ def model(controller: Controller, reference: str) -> dict[str, Any]:
         of_model = select(Release).where(Release.model_id == found.id).order_by(Release.created.desc())
         releases = session.scalars(of_model.limit(NEWEST_RELEASES)).all()
         digests = [row.digest for row in releases]
-        counted = select(Desired.release, func.count()).where(Desired.release.in_(digests)).group_by(Desired.release)
-        if controller.devices.groups is not None:
-            mine = select(Device.name).where(Device.group.in_(controller.devices.groups))
-            counted = counted.where(Desired.device.in_(mine))
-        wanted = Counter({row[0]: row[1] for row in session.execute(counted)})
+        wanted = _wanted(session, digests, controller.devices.groups)
     shown = [(row, _manifest(controller, row.digest)) for row in releases]
     return {
         **shown_model(found),
         "layers": len(found.shown["layers"]),
         "releases": [
-            {"release": row.digest, "created": row.created, "devices": wanted[row.digest], **_shown_release(manifest)}
+            {"release": row.digest, "created": row.created, **wanted[row.digest], **_shown_release(manifest)}
             for row, manifest in shown
             if manifest is not None
         ],
     }
+
+
+def _wanted(session: Session, digests: Collection[str], groups: Collection[str] | None) -> dict[str, dict[str, int]]:
+    """By release, the devices that shall run it, and how many of them are emulated or simulated."""
+    emulated = and_(HeardRow.emulated, not_(HeardRow.simulated))
+    counts = [func.count(), func.count().filter(HeardRow.simulated), func.count().filter(emulated)]
+    asked = select(Desired.release, *counts).outerjoin(HeardRow, HeardRow.device == Desired.device)
+    if groups is not None:
+        mine = select(Device.name).where(Device.group.in_(groups))
+        asked = asked.where(Desired.device.in_(mine))
+    found = {digest: {"devices": 0, "simulated": 0, "emulated": 0} for digest in digests}
+    for row in session.execute(asked.where(Desired.release.in_(digests)).group_by(Desired.release)):
+        found[row[0]] = {"devices": int(row[1]), "simulated": int(row[2]), "emulated": int(row[3])}
+    return found
 
 
 def _shown_release(manifest: Manifest) -> dict[str, Any]:

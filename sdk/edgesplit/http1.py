@@ -22,12 +22,11 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
 import msgspec
-import numpy as np
 
 from edgesplit import local_socket
 from edgesplit.channel import Channel
@@ -43,7 +42,13 @@ from edgesplit.errors import (
     NotFound,
     UsageError,
 )
+from edgesplit.later import later
 from edgesplit.limits import LIMITS
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 log = logging.getLogger(__name__)
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-import numpy as np
 
 from edgesplit import oip, report
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.fresh_ids import fresh_id
+from edgesplit.later import later
 from edgesplit.places import Memory, Place
 from edgesplit.reply import Reply, error_of
 from edgesplit.seen.trace import of_application
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 PLAIN = {"accept": "application/json", "accept-encoding": "identity"}
 

@@ -15,13 +15,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from edgesplit.errors import UsageError
+from edgesplit.later import later
 from edgesplit.limits import LIMITS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = later("numpy")
 
 _READ_ONLY = 0x8 | 0x10
 """F_SEAL_WRITE and F_SEAL_FUTURE_WRITE."""

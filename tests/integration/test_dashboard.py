@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -24,16 +25,24 @@ HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 
 @pytest.fixture(scope="module")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """A controller with a thousand devices, which are made up."""
+def dashboard(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Dashboard]:
+    """A controller with a thousand devices, which are made up. EDGESPLIT_DASHBOARD_PROCESSES: so many processes on
+    PostgreSQL (`make test-dashboard`), else one on SQLite."""
     needs_browser()
     folder = tmp_path_factory.mktemp("dashboard")
-    running = Dashboard.start(folder)
+    settings, database = grown(request)
+    running = Dashboard.start(folder, *settings, database=database)
     try:
         running.fill(MANY, folder)
         yield running
     finally:
         running.stop()
+
+
+def grown(request: pytest.FixtureRequest) -> tuple[list[str], str]:
+    """Settings and database of an installation that has grown, where one is asked for."""
+    processes = int(os.environ.get("EDGESPLIT_DASHBOARD_PROCESSES", "0"))
+    return ([f"processes={processes}"], request.getfixturevalue("postgres").database()) if processes else ([], "")
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +156,7 @@ def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, br
     browser.shows("waiting", "main")
     browser.one(f"a[href='#/rollouts/{number}']").click()
     browser.shows("needs approval", "section[aria-label=Stages]")
+    assert "16 simulated" in browser.text("section[aria-label=Stages]")
     assert "100%" in browser.text("section[aria-label=Stages]")
     browser.button("Approve the next stage").click()
     browser.shows("16 devices will be told to run", "dialog")
@@ -158,6 +168,52 @@ def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, br
     browser.one("dialog button.danger").click()
     browser.wait("it ended", lambda: browser.text(".head .status") == "×aborted")
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "aborted"
+
+
+def test_the_past_is_shown_by_hours_days_and_months(dashboard: Dashboard, browser: Browser) -> None:
+    """A device's year on its page, and its model's over the fleet, which says how much no real device answered."""
+    browser.open(dashboard.page("devices", dashboard.names[0]))
+    browser.wait("charts", lambda: len(browser.all(".chart canvas")) >= 5)
+    for range_, per in (("1 h", "minute"), ("24 h", "hour"), ("30 d", "day"), ("12 months", "month")):
+        browser.button(range_).click()
+        browser.one(f"section[aria-label='Requests per {per}'] canvas")
+        browser.shows("simulated", f"section[aria-label='Requests per {per}']")
+    browser.shows("worst p95", "section[aria-label=Latency]")
+    browser.one("section[aria-label='Energy per request'] canvas")
+    browser.open(dashboard.page("models", dashboard.model))
+    browser.button("12 months").click()
+    browser.one("section[aria-label='Requests per month'] canvas")
+    browser.shows("100 % simulated", "section[aria-label='What devices made of it']")
+
+
+def test_a_proposal_says_what_drifted_and_waits_for_a_word(dashboard: Dashboard, browser: Browser) -> None:
+    """On its model's page: the drift, what is predicted and of whose measurements; what will be done is said before it
+    is; dismissed by somebody else, the page says so by itself."""
+    number = dashboard.propose("raspberrypi4")
+    browser.open(dashboard.page("models", dashboard.model))
+    part = f"article[aria-label='Proposal {number}']"
+    browser.shows("31 % less", part)
+    told = browser.text(part)
+    assert "predicted" in told and "simulated" in told and "5.85 Mbit/s" in told and "1.52 Mbit/s" in told
+    assert "server remote" not in told, "two hundredths are no drift"
+    browser.button("Accept").click()
+    browser.shows("signed by the planner's key", "dialog")
+    _press(browser, Keys.ESCAPE)
+    browser.wait("no dialog", lambda: browser.all("dialog") == [])
+    browser.shows("live", ".live")
+    dashboard.up.ok("POST", f"/v1/proposals/{number}/dismiss")
+    browser.shows("dismissed", part)
+    browser.wait("no buttons", lambda: browser.all(f"{part} button") == [])
+
+
+def test_parts_that_are_not_well_say_what_to_do(dashboard: Dashboard, browser: Browser) -> None:
+    """No offload server runs here: the fleet's page says so, and each part stands on the system's page."""
+    browser.shows("offload/offload.log", "section[aria-label=Parts]")
+    assert "broker" in browser.text(".parts-strip")
+    browser.open(dashboard.page("system"))
+    for name in ("broker", "database", "disk", "histories", "offload server", "processes"):
+        browser.shows(name, "section[aria-label=Parts] table")
+    browser.shows("of them simulated", "section[aria-label=Devices]")
 
 
 def pages(dashboard: Dashboard) -> dict[tuple[str, ...], str]:
@@ -252,7 +308,7 @@ def test_a_page_that_lost_the_controller_says_so_and_comes_back(dashboard: Dashb
     name = dashboard.names[7]
     with dashboard.database.write() as session:
         session.execute(update(Device).where(Device.name == name).values(group="moved"))
-    assert dashboard.up.start() == "ready"
+    dashboard.restart()
     browser.wait("live again", lambda: browser.text(".live").endswith("●live"))
     browser.one("#filter").send_keys(name)
     browser.shows("moved", ".grid-row[data-index='0']")

@@ -8,10 +8,11 @@ import pytest
 
 from edgesplit.plan import Conditions, Link, Plan, Power, Row, cost
 from edgesplit_controller.assets import PAGE, load_assets
+from edgesplit_controller.causes import LONGEST, in_words
 from edgesplit_controller.curves import bandwidths, curves, gain
 from edgesplit_controller.database import ClaimRow, Database
 from edgesplit_controller.devices import Devices
-from edgesplit_controller.fleet_rows import alike, causes, fleet_row, fleet_rows
+from edgesplit_controller.fleet_rows import fleet_row, fleet_rows
 from made_fleet import device_row, make_fleet
 
 LTE = Link(up_bytes_per_s=731_250.0, down_bytes_per_s=1_720_000.0, rtt_s=0.06)
@@ -76,18 +77,18 @@ def test_causes_that_differ_in_details_are_one_cause() -> None:
         {"models": [{"model": "m@1", "state": "failed", "detail": f"chunk {digest} of {name!r} failed {times} times"}]}
         for digest, name, times in (("3f9c0d1e2b4a59687", "cam", 5), ("99999d1e2b4a59687", "dog", 7))
     )
-    assert causes(one, {})[0]["cause"] == causes(other, {})[0]["cause"] == "failed: chunk … of … failed N times"
-    assert "3f9c" in causes(one, {})[0]["detail"]
-    assert len(alike("word " * 100)) <= 120
+    assert in_words(one, {})[0]["cause"] == in_words(other, {})[0]["cause"] == "failed: chunk … of … failed N times"
+    assert "3f9c" in in_words(one, {})[0]["detail"]
+    assert len(in_words({"trouble": "word " * 100}, {})[0]["cause"]) <= LONGEST + len("refused: ")
 
 
 def test_every_kind_of_trouble_is_a_cause() -> None:
     """Safe mode, disobedience, a window's trouble and under-voltage; a healthy device has none."""
     reported = {"safe_mode": "3 starts in a row", "trouble": "expired", "models": []}
     told = {"models": [{"trouble": "worker lost"}], "power": {"under_voltage": True}}
-    words = [one["cause"].split(":")[0] for one in causes(reported, told)]
-    assert words == ["safe mode", "statement not obeyed", "runs badly", "under-voltage"]
-    assert causes({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
+    words = [one["cause"].split(":")[0] for one in in_words(reported, told)]
+    assert words == ["safe mode", "refused", "runs badly", "under-voltage"]
+    assert in_words({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
 
 
 def test_a_row_says_what_is_wanted_and_not_there(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from edgesplit.release import Signed, Statement, Wanted
 from edgesplit_cli.commands.devices import condition_line, health_line, heard_line, model_lines
 from edgesplit_cli.commands.fleet import overview
 from edgesplit_cli.show import console
+from edgesplit_controller.buckets import SPANS, Span
 from edgesplit_controller.causes import DEAF_S, NEAR_EXPIRY_S
 from edgesplit_controller.database import CertificateRow, ClaimRow, Flood, Starts
 from edgesplit_controller.devices import ACKNOWLEDGE_S
@@ -209,7 +210,7 @@ def test_late_telemetry_that_is_too_large_is_refused_alone(world: World) -> None
     assert world.shown("cam")["heard"]["refused"] == 1
 
 
-def test_minutes_and_hours_are_what_was_measured_in_them(database_url: str) -> None:
+def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> None:
     """Sums of requests, means weighed by them, late ones in their own minute; each message counts once."""
     world = World(database_url)
     world.add("cam")
@@ -238,6 +239,10 @@ def test_minutes_and_hours_are_what_was_measured_in_them(database_url: str) -> N
     assert (device["samples"], device["under_voltage"], device["celsius_max"]) == (2, 1, 70.0)
     hours = world.rolling.history("cam", "hour", start - 7_200, world.now)
     assert [one["requests"] for one in hours["m"]] == [5, 40]
+    days_and_months: tuple[Span, ...] = ("day", "month")
+    for span in days_and_months:
+        (whole,) = world.rolling.history("cam", span, start - 7_200, world.now)["m"]
+        assert (whole["requests"], whole["fallbacks"], whole["cuts"]) == (45, 3, {"cut-1": 15, "local": 30})
     world.now += 8 * 86_400
     world.rolling.trim()
     assert world.rolling.history("cam", "minute", start - 7_200, world.now) == {}
@@ -246,6 +251,35 @@ def test_minutes_and_hours_are_what_was_measured_in_them(database_url: str) -> N
     world.now += 30 * 86_400
     world.rolling.trim()
     assert world.devices.history("cam") == []
+    kept: tuple[tuple[int, Span], ...] = ((100, "hour"), (1_100, "day"), (3_700, "month"))
+    for days, span in kept:
+        assert world.rolling.history("cam", span, start - 40 * 86_400, world.now) != {}, span
+        world.now += days * 86_400
+        world.rolling.trim()
+        assert world.rolling.history("cam", span, start - 40 * 86_400, world.now) == {}, span
+
+
+def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: str) -> None:
+    """All devices that run it together; who may see one group sees that group's requests; what no real device answered
+    is counted apart."""
+    world = World(database_url)
+    world.now = NOW // 86_400 * 86_400 + 100.0
+    world.add("door-1", "door-2")
+    world.add("lab-1", group="lab")
+    world.want("door-1", "door-2", "lab-1")
+    world.birth("door-1", "door-2")
+    world.devices.hear([("lab-1", Birth(1, 1.0, "0.2", "pi4", True, "", simulated=True))])
+    for name, requests in (("door-1", 10), ("door-2", 20), ("lab-1", 5)):
+        world.tell(name, 0, window(requests=requests))
+    world.now += SETTLED_S + 1
+    assert world.rolling.step() == 3
+    span = (world.now - 7_200, world.now)
+    for bucket in SPANS:
+        (every,) = world.rolling.of_model("m", bucket, *span)
+        (lab,) = world.rolling.of_model("m", bucket, *span, groups=["lab"])
+        assert (every["requests"], lab["requests"]) == (35, 5)
+        assert every["origins"] == {"emulated": 30, "simulated": 5} and lab["origins"] == {"simulated": 5}
+    assert world.rolling.of_model("m", "day", *span, groups=[]) == world.rolling.of_model("other", "day", *span) == []
 
 
 def test_pages_follow_each_other_without_gaps(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy import Engine, create_engine, inspect, text
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.database import Database, Device, Model, TelemetryRow
+from edgesplit_controller.rolling import Rolling
 from edgesplit_controller.schema import bring_up_to_date, known_tables
 
 
@@ -39,6 +41,36 @@ def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None
         assert set(later) <= set(inspect(session.get_bind()).get_table_names())
     database.close()
     Database(database_url).close()
+
+
+def test_hours_that_are_there_make_days_and_months_and_what_the_fleet_did(database_url: str) -> None:
+    """An installation from before there were days: its year is not empty, and nothing is counted twice afterwards."""
+    engine = create_engine(database_url)
+    bring_up_to_date(engine, until="0004")
+    day = 1_800_000_000 // 86_400 * 86_400.0
+    content = {"requests": 2, "latency_p95_worst_s": 0.1, "celsius_max": None, "cuts": {"local": 2}, "joules_sum": 0.5}
+    hotter = {**content, "latency_p95_worst_s": 0.4, "celsius_max": 70.0, "cuts": {"remote": 2}}
+    with engine.begin() as connection:
+        for name, group in (("cam-1", "doors"), ("cam-2", "doors")):
+            connection.execute(text(A_DEVICE), {"name": name, "group": group})
+        for device, model, at, told in (
+            ("cam-1", "m", day, content), ("cam-1", "m", day + 3_600, hotter), ("cam-1", "m", day + 86_400, content),
+            ("cam-2", "m", day, content), ("cam-2", "", day, content),
+        ):  # fmt: skip
+            row = {"device": device, "model": model, "begins": at, "content": json.dumps(told)}
+            connection.execute(text(AN_HOUR), row)
+    engine.dispose()
+    database = Database(database_url)
+    rolling = Rolling(database, now=lambda: day)
+    first, second = rolling.history("cam-1", "day", day, day + 2 * 86_400)["m"]
+    assert (first["requests"], first["latency_p95_worst_s"], first["celsius_max"]) == (4, 0.4, 70.0)
+    assert first["cuts"] == {"local": 2, "remote": 2} and second["requests"] == 2
+    (month,) = rolling.history("cam-1", "month", day, day + 2 * 86_400)["m"]
+    assert month["requests"] == 6
+    assert [one["requests"] for one in rolling.of_model("m", "hour", day, day + 7_200, ["doors"])] == [4, 2]
+    assert [one["requests"] for one in rolling.of_model("m", "day", day, day + 2 * 86_400)] == [6, 2]
+    assert rolling.of_model("", "day", day, day + 86_400) == []
+    database.close()
 
 
 def test_a_database_that_lacks_a_column_is_not_adopted(database_url: str) -> None:
@@ -90,6 +122,11 @@ def test_the_password_of_a_database_is_not_in_an_error() -> None:
     assert "secret" not in str(refused.value) and "127.0.0.1" in str(refused.value)
 
 
+A_DEVICE = """INSERT INTO devices (name, device_class, "group", labels, link, certificate_serial, public_key_sha256,
+  enrolled, counter, session, alive, encryption_key, statement_expires)
+VALUES (:name, 'coral', :group, '{}', '', '1', '', 1.0, 0, 0, false, '', 0.0)"""
+AN_HOUR = """INSERT INTO telemetry_rolled (device, model, span_s, begins, content)
+VALUES (:device, :model, 3600, :begins, :content)"""
 OLD_TELEMETRY = """INSERT INTO telemetry (id, device, at, content) VALUES (7, 'cam', 2.5, '{"a": 1}')"""
 AN_OLD_MODEL = """
 INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings, shown, created)

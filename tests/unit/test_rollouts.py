@@ -11,6 +11,8 @@ from edgesplit_controller.database import Event
 from edgesplit_controller.refusals import Conflict
 from edgesplit_controller.rollout import engine
 from edgesplit_controller.rollout.asked import PLAIN
+from edgesplit_controller.rollout.counting import counting
+from edgesplit_controller.rollout.states import MEMBER_STATES
 from rollout_world import BAD, NEW, NEWER, OLD, World
 
 
@@ -78,7 +80,7 @@ def test_failures_are_grouped_by_what_they_have_in_common(world: World) -> None:
     world.settle()
     (one,) = world.shown(number)["failures"]
     assert one["count"] == 6 and len(one["devices"]) == 5
-    assert one["kind"] == "rolled back: golden inputs of … differ by …" and BAD[:12] in one["example"]
+    assert one["kind"] == "rolled back: golden inputs of … differ by N" and BAD[:12] in one["example"]
 
 
 @pytest.mark.parametrize(("when_failed", "state", "runs"), [("stay", "failed", NEW), ("rollback", "rolled back", OLD)])
@@ -478,3 +480,16 @@ def test_everything_that_happens_is_an_event(world: World) -> None:
         ("anna", "rollout.pause"), ("anna", "rollout.resume"), ("controller", "rollout.failing"),
         ("controller", "rollout.failed"),
     ]  # fmt: skip
+
+
+def test_rollouts_and_their_devices_are_counted_by_state(world: World) -> None:
+    """Of rollouts that go on, where each device stands; every state is told, also one that nothing is in."""
+    world.enrol(*fleet(20))
+    first = world.deploy(NEW, stages=("10%", "100%"))
+    count = counting(world.database)
+    assert (count().rollouts["running"], count().rollouts["finished"]) == (1, 0)
+    assert (count().devices["told"], count().devices["queued"]) == (2, 18)
+    assert set(count().devices) == set(MEMBER_STATES) and sum(count().devices.values()) == 20
+    world.settle()
+    assert world.state(first) == "finished"
+    assert count().rollouts["finished"] == 1 and not any(count().devices.values())

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from edgesplit.errors import UsageError
+from edgesplit_cli.quantities import SIZE
 from edgesplit_cli.show import json_option, print_json
 from edgesplit_cli.sim import spelling
 
@@ -95,6 +96,13 @@ SPAN, PROFILES = SpanType(), ProfilesType()
     default=None,
     help="Keep the devices' disks here: the next run finds them enrolled. [default: a new folder in memory]",
 )
+@click.option(
+    "--keep-telemetry",
+    "keeps_bytes",
+    type=SIZE,
+    default=0,
+    help="Telemetry that each device keeps on its disk without a link, as in 64KiB; 0: none, for fleets of thousands.",
+)
 @json_option
 @click.pass_obj
 def sim(
@@ -113,6 +121,7 @@ def sim(
     prefix: str,
     group: str,
     folder: Path | None,
+    keeps_bytes: float,
     as_json: bool,
 ) -> None:
     """Simulated devices: the agent's own decisions, with a made-up runtime. Everything they report says so.
@@ -134,7 +143,7 @@ def sim(
             summary = run_virtual(
                 home, devices, seed=seed, classes=profiles, link=parse_link(link), faults=chosen, lasts_s=lasts_s,
                 request_every_s=request_every, telemetry_every_s=telemetry_every or 600.0,
-                health_s=health_s or 600.0, tell=tell,
+                health_s=health_s or 600.0, keeps_bytes=int(keeps_bytes), tell=tell,
             )  # fmt: skip
         else:
             from edgesplit_cli.api import Api
@@ -143,7 +152,8 @@ def sim(
             summary = run_real(
                 home, Api.of(data), devices, first=first, prefix=prefix, group=group, seed=seed, classes=profiles,
                 link=link, faults=chosen, lasts_s=lasts_s, request_every_s=request_every,
-                telemetry_every_s=telemetry_every or 10.0, health_s=health_s or 10.0, tell=tell,
+                telemetry_every_s=telemetry_every or 10.0, health_s=health_s or 10.0,
+                keeps_bytes=int(keeps_bytes), tell=tell,
             )  # fmt: skip
     if as_json:
         print_json(summary.as_json())

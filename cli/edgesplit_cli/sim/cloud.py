@@ -60,9 +60,12 @@ class SimulatedController:
         tend_s: float = TEND_S,
         step_s: float = STEP_S,
         wakes_s: float = WAKES_S,
+        keeps: bool = False,
     ) -> None:
-        """`url`: of the database; empty: SQLite in the folder."""
+        """`url`: of the database; empty: SQLite in the folder. `keeps`: tell devices what of theirs is stored, which
+        those wait for that keep what they measure."""
         self.folder = folder
+        self.keeps = keeps
         self.hub = hub
         self.broker = broker
         self.url = url
@@ -244,6 +247,8 @@ class SimulatedController:
 
     def _hear(self, said: list[tuple[str, messages.Message]]) -> None:
         taken = self.devices.hear(said)
+        if self.keeps:
+            self.delivery.keep(taken.kept)
         for device in taken.intruders:
             self.broker.end(device)
         if any(isinstance(message, messages.Reported) for _, message in said):

@@ -21,6 +21,8 @@ MOODS: Mapping[How, Mood] = {
     "slow": Mood(slow=40.0),
     "leak": Mood(leak_bytes=2**26),
     "drift": WELL,
+    "hot": Mood(hotter=45.0),
+    "hungry": Mood(hungry=10.0),
 }
 
 

@@ -13,17 +13,22 @@ from typing import Any, Protocol
 
 from edgesplit.errors import EdgeError, LinkError
 from edgesplit.links import host_and_port
+from edgesplit.measured import Moment, ReleaseHealth
 from edgesplit.messages import ModelState, Telemetry
 from edgesplit.report import Report
 from edgesplit.testing.broker import Way
 from edgesplit.testing.hub import Ended, Hub, Task, Timer
 from edgesplit_agent.chunks import ChunkStore
+from edgesplit_agent.drift import Drift
 from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.outbox import Outbox
+from edgesplit_agent.ring import Ring
 from edgesplit_agent.telemetry import telemetry
 from edgesplit_agent.updates import Standing, Updater, model_states
 from edgesplit_agent.uplink import Connection, Rhythm, Uplink
 from edgesplit_agent.work import Work
-from edgesplit_cli.sim.engine import DEADLINE_S, SimulatedEngine, Sky
+from edgesplit_cli.sim.body import Body
+from edgesplit_cli.sim.engine import DEADLINE_S, SimulatedEngine, Sky, host_of
 from edgesplit_cli.sim.releases import WELL, Mood
 from edgesplit_cli.sim.runtime import simulated_hosts
 from edgesplit_cli.sim.watched import Watched
@@ -70,6 +75,8 @@ class Surroundings:
     """For a broker that is real."""
     certificate: Callable[[DataFolder], str] = lambda folder: ""
     """Serial number of the certificate in use, where one is shown."""
+    keeps_bytes: int = 0
+    """Telemetry that waits on its disk while there is no link, at most so much; 0: what cannot be sent is lost."""
 
 
 class SimulatedDevice:
@@ -212,16 +219,17 @@ class _Powered:
         self._device = device
         self._hub = around.hub
         self._session: Vanishing | None = None
-        self.engine = SimulatedEngine(around.hub, around.sky, self._own_part, around.slowdown)
+        self._booted = self._hub.monotonic()
+        self.engine = SimulatedEngine(
+            around.hub, around.sky, self._own_part, around.slowdown, body=Body(around.hub.monotonic())
+        )
         store = ChunkStore(folder.chunks, folder.releases, QUOTA_BYTES)
         start_host = simulated_hosts(
             lambda release: around.mood(device.name, release),
             self._golden(store),
             lambda sha256: around.witness.loaded(device.name, sha256),
         )
-        work = Work(
-            folder, identity, self.engine, store, start_host, now=lambda: around.hub.time() + around.clock_off_s
-        )
+        work = Work(folder, identity, self.engine, store, start_host, activated=self._activated, now=self._time)
         self._work = work
         self.hands = Watched(work, device.card, around.witness)
         self.updater = Updater(self.hands, clock=around.hub.monotonic, health_s=around.health_s, dice=around.hub.dice)
@@ -239,6 +247,7 @@ class _Powered:
             rhythm=around.rhythm,
             connect=self._connect,
             pace=_Own(self),
+            outbox=self._outbox(),
         )
         self._tasks: list[Task] = []
         self._worker: Task | None = None
@@ -341,7 +350,38 @@ class _Powered:
         worth = (now.remote_ok, tuple((model, engine.row_of(model)) for model in sorted(engine.serving)))
         if not take or self._device.hangs:
             return None, worth
-        return telemetry(session, sequence, True, now, engine.windows.take(engine.serving, now)), worth
+        power = engine.body.sensed(self._hub.monotonic(), [host_of(one).hotter for one in engine.serving.values()])
+        windows, health = engine.windows.take(engine.serving, now), self._health(power.celsius)
+        more = {"health": health, **({"moment": self._moment()} if self._device.around.keeps_bytes else {})}
+        return telemetry(session, sequence, True, now, windows, power, **more), worth
+
+    def _health(self, celsius: float | None) -> tuple[ReleaseHealth, ...]:
+        """What gates judge, of each release that serves."""
+        engine, now = self.engine, self._hub.monotonic()
+        engine.health.serving({model: one.digest for model, one in engine.serving.items()}, now)
+        for model, one in engine.serving.items():
+            engine.health.saw(model, host_of(one).memory_bytes, celsius)
+        return engine.health.told(now)
+
+    def _activated(self, model: str, release: str, drift: Drift | None, golden_ok: bool | None) -> None:
+        """It answers from now on; where it is to drift, that is what is told."""
+        told = self._device.around.mood(self._device.name, release).drift
+        found = Drift(told, top_agrees=False) if told and drift is not None else drift
+        self.engine.health.activated(model, release, self._hub.monotonic(), found, golden_ok)
+
+    def _outbox(self) -> Outbox | None:
+        """Telemetry that waits for a link, where that is wanted: it writes to the device's disk."""
+        keeps_bytes = self._device.around.keeps_bytes
+        ring = Ring(self._device.folder.late, quota_bytes=keeps_bytes) if keeps_bytes else None
+        return Outbox(ring, self._moment) if ring is not None else None
+
+    def _moment(self) -> Moment:
+        """By the device's clocks: one that may be wrong, and one that knows this boot only."""
+        return Moment(at=self._time(), boot=f"{self._device.starts}", up_s=self._hub.monotonic() - self._booted)
+
+    def _time(self) -> float:
+        around = self._device.around
+        return around.hub.time() + around.clock_off_s
 
     def _golden(self, store: ChunkStore) -> Callable[[str], bytes]:
         def chunk(sha256: str) -> bytes:

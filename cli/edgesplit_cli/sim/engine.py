@@ -20,10 +20,12 @@ from edgesplit.testing.hub import Hub, Timer
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.choosing import Choice, Chooser, Situation
 from edgesplit_agent.cloud import WAKE_UP
+from edgesplit_agent.health import HealthLedger
 from edgesplit_agent.hedging import moments
 from edgesplit_agent.link_meter import LinkMeter
 from edgesplit_agent.patience import LEAST_S
 from edgesplit_agent.telemetry import Windows
+from edgesplit_cli.sim.body import BASIS, Body, joules
 from edgesplit_cli.sim.runtime import SimulatedHost
 
 DEADLINE_S = 2.0
@@ -55,6 +57,8 @@ class SimulatedEngine:
     """As `edgesplit_agent.device.OwnPart`."""
     slowdown: float = 1.0
     """Of the device, beside its plan."""
+    health: HealthLedger = field(default_factory=HealthLedger)
+    body: Body = field(default_factory=lambda: Body(0.0))
     windows: Windows = field(default_factory=Windows)
     _serving: dict[str, ActiveRelease] = field(default_factory=dict)
     _chooser: Chooser = field(default_factory=Chooser)
@@ -134,7 +138,12 @@ class SimulatedEngine:
     def _done(self, request_id: str) -> None:
         _, told = self._pending.pop(request_id)
         model, release, result = self._results.pop(request_id)
-        self.windows.observe(model, result if isinstance(result, Report) else None)
+        if isinstance(result, Report):
+            self.windows.observe(model, result)
+            self.health.answered(model, result)
+        else:
+            self.windows.observe(model, None)
+            self.health.failed(model, release.digest, result)
         release.give_back()
         told(result)
 
@@ -163,8 +172,7 @@ class SimulatedEngine:
 
     def _own_part(self, release: ActiveRelease, row: Row) -> float:
         """Seconds that the device's slices take. InferenceFailed where the worker is lost."""
-        host = release.host
-        assert isinstance(host, SimulatedHost)
+        host = host_of(release)
         try:
             host.used()
         except InferenceFailed as error:
@@ -173,6 +181,7 @@ class SimulatedEngine:
         self.own_part(release.digest, None)
         predicted_s = release.predicted_s(row.device)
         seconds = predicted_s * host.slow * self.slowdown * self.hub.dice.uniform(0.95, 1.1)
+        self.body.worked(seconds)
         if self._meter is not None:
             self._meter = self._meter.computed(seconds, predicted_s)
         return seconds
@@ -253,11 +262,27 @@ class SimulatedEngine:
         )
         return report, link_s + remote_s
 
-    def _report(self, release: ActiveRelease, row: Row, expected_s: float, latency_s: float, **more: object) -> Report:
+    def _report(
+        self,
+        release: ActiveRelease,
+        row: Row,
+        expected_s: float,
+        latency_s: float,
+        device_s: float = 0.0,
+        **more: object,
+    ) -> Report:
+        spent = joules(device_s, latency_s, host_of(release).hungry)
         return Report(
             release=release.digest, row=row.name, after=row.after, emulated=True, predicted_s=expected_s,
-            latency_s=latency_s, up_bytes=row.up_bytes, down_bytes=row.down_bytes, **more,  # type: ignore[arg-type]
+            latency_s=latency_s, up_bytes=row.up_bytes, down_bytes=row.down_bytes, device_s=device_s, joules=spent,
+            joules_basis=BASIS, **more,  # type: ignore[arg-type]
         )  # fmt: skip
+
+
+def host_of(release: ActiveRelease) -> SimulatedHost:
+    """What is loaded of a release."""
+    assert isinstance(release.host, SimulatedHost)
+    return release.host
 
 
 def _tail_row(row: Row, tail: list[str]) -> Row:

@@ -28,7 +28,7 @@ What = Literal[
     "offline", "slow link", "power cut", "power cut while writing", "clock off", "full disk", "flipped bits",
     "copied card", "never answers", "revoked", "cloud gone", "broker restart", "controller kill", "restore", "release",
 ]  # fmt: skip
-How = Literal["well", "golden", "crash", "slow", "leak", "drift", "any"]
+How = Literal["well", "golden", "crash", "slow", "leak", "drift", "hot", "hungry", "any"]
 OF_DEVICES: frozenset[What] = frozenset({
     "offline", "slow link", "power cut", "power cut while writing", "clock off", "full disk", "flipped bits",
     "copied card", "never answers", "revoked",

@@ -73,18 +73,21 @@ class SimulatedFleet(Members):
         health_s: float = 10.0,
         link: Link = LINK,
         group: Callable[[int], str] = lambda number: "",
+        keeps_bytes: int = 0,
     ) -> None:
         """`classes`: device classes with their shares; `group`: of the device of that number, from 1."""
         rates = rates or Rates()
         super().__init__(
             folder, Hub(START, seed=seed), seed=seed, classes=classes, health_s=health_s, link=link,
             rhythm=Rhythm(rates.telemetry_every_s, rates.telemetry_every_s), request_every_s=rates.request_every_s,
+            keeps_bytes=keeps_bytes,
         )  # fmt: skip
         self.broker = LocalBroker(self.hub)
         self.broker.watch = lambda topic, payload: self.witness.passed(topic, payload, self.hub.monotonic())
         self.cloud = SimulatedController(
             folder / "cloud", self.hub, self.broker, url=database_url, stale_after_s=rates.stale_after_s,
             tend_s=rates.tend_every_s, step_s=rates.step_every_s,
+            keeps=bool(keeps_bytes),
         )  # fmt: skip
         self.releases: dict[str, SimulatedRelease] = {}
         self._wanted = devices

@@ -38,8 +38,10 @@ class Members(ABC):
         request_every_s: float,
         health_s: float,
         link: Link = LINK,
+        keeps_bytes: int = 0,
     ) -> None:
-        """`classes`: device classes with their shares; `request_every_s` 0: applications ask nothing."""
+        """`classes`: device classes with their shares; `request_every_s` 0: applications ask nothing; `keeps_bytes`:
+        telemetry that each device keeps while it has no link."""
         self.folder = folder
         self.hub = hub
         self.seed = seed
@@ -55,6 +57,7 @@ class Members(ABC):
         self._request_every_s = request_every_s
         self._health_s = health_s
         self._link = link
+        self._keeps_bytes = keeps_bytes
         self._moods: dict[str, tuple[Mood, float]] = {}
         self._began = hub.monotonic()
         self._mounted = ExitStack()
@@ -122,6 +125,7 @@ class Members(ABC):
             health_s=self._health_s,
             slowdown=self.dice.uniform(0.9, 1.3),
             way=way,
+            keeps_bytes=self._keeps_bytes,
         )
 
     def _mood(self, device: str, release: str) -> Mood:

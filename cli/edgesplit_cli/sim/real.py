@@ -49,11 +49,12 @@ class RealFleet(Members):
         health_s: float = 10.0,
         link: str = "wifi",
         group: str = "simulated",
+        keeps_bytes: int = 0,
     ) -> None:
         self.reactor = Reactor()
         super().__init__(
             folder, self.reactor.hub, seed=seed, classes=classes, rhythm=rhythm,
-            request_every_s=request_every_s, health_s=health_s,
+            request_every_s=request_every_s, health_s=health_s, keeps_bytes=keeps_bytes,
         )  # fmt: skip
         self.witness.signed = None  # the controller is another's: what it signed is not ours to list
         self.next_mood: tuple[Mood, float] | None = None

@@ -40,6 +40,12 @@ class Mood:
     """Its worker grows by so much with each request..."""
     room_bytes: int = 256 * 2**20
     """...and is ended at this, with the request that it runs."""
+    hungry: float = 1.0
+    """Each request takes so many times the energy."""
+    hotter: float = 0.0
+    """The device is hotter by so many degrees while it serves."""
+    drift: float = 0.0
+    """Its answers are told to differ by this part from those of what ran before."""
 
 
 WELL = Mood()

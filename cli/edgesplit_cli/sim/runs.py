@@ -38,6 +38,7 @@ def run_virtual(
     request_every_s: float,
     telemetry_every_s: float,
     health_s: float,
+    keeps_bytes: int = 0,
     tell: Tell = lambda line: None,
 ) -> Summary:
     """A fleet with its own controller and broker, in virtual time."""
@@ -45,7 +46,9 @@ def run_virtual(
         telemetry_every_s=telemetry_every_s, request_every_s=request_every_s, stale_after_s=3 * telemetry_every_s,
         step_every_s=min(60.0, telemetry_every_s),
     )  # fmt: skip
-    fleet = SimulatedFleet(folder, devices, seed=seed, classes=classes, rates=rates, health_s=health_s, link=link)
+    fleet = SimulatedFleet(
+        folder, devices, seed=seed, classes=classes, rates=rates, health_s=health_s, link=link, keeps_bytes=keeps_bytes
+    )
     with fleet:
         storm = Storm(fleet, faults)
         storm.begin()
@@ -79,6 +82,7 @@ def run_real(
     request_every_s: float,
     telemetry_every_s: float,
     health_s: float,
+    keeps_bytes: int = 0,
     tell: Tell = lambda line: None,
 ) -> Summary:
     """Devices at that controller and its broker, in real time."""
@@ -88,7 +92,7 @@ def run_real(
     fleet = RealFleet(
         folder, api, devices=devices, first=first, prefix=prefix, group=group, seed=seed, classes=classes, link=link,
         rhythm=Rhythm(telemetry_every_s, min(1.0, telemetry_every_s)), request_every_s=request_every_s,
-        health_s=health_s,
+        health_s=health_s, keeps_bytes=keeps_bytes,
     )  # fmt: skip
     most = open_as_many_files_as_allowed()
     if devices > most - SPARE_FILES:

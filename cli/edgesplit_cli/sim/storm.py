@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 from edgesplit.links import parse_rate
 from edgesplit_cli.sim import spelling
-from edgesplit_cli.sim.cloud_faults import MOODS, CloudFaults
+from edgesplit_cli.sim.cloud_faults import DRIFT, MOODS, CloudFaults
 from edgesplit_cli.sim.device import SimulatedDevice
 from edgesplit_cli.sim.faults import OF_DEVICES, Fault, How
 from edgesplit_cli.sim.fleet import SimulatedFleet
 from edgesplit_cli.sim.members import Members
 from edgesplit_cli.sim.real import RealFleet
+from edgesplit_cli.sim.releases import Mood
 
 WRITES = 40
 """Power fails at most so many writes after it was drawn that it fails while writing."""
@@ -168,7 +169,7 @@ class Storm:
         if self.cloud is not None:
             self.cloud.publish(how, share)
         elif isinstance(self.fleet, RealFleet):
-            self.fleet.next_mood = MOODS[how], share
+            self.fleet.next_mood = (Mood(drift=DRIFT) if how == "drift" else MOODS[how]), share
 
     def _offline(self, device: SimulatedDevice) -> Callable[[], None]:
         device.cut()

@@ -20,7 +20,9 @@ from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.seen.ledger import Ledger
 from edgesplit_controller.api import (
+    agents,
     audit,
+    condition,
     deployments,
     devices,
     enrolment,
@@ -28,6 +30,7 @@ from edgesplit_controller.api import (
     keys,
     live,
     models,
+    offline,
     openapi,
     operators,
     pages,
@@ -46,6 +49,7 @@ from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.assets import load_assets
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.changes import Changes
+from edgesplit_controller.condition import Condition
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.gate import Gate
 from edgesplit_controller.live import Hub
@@ -62,11 +66,15 @@ ROUTERS: tuple[APIRouter, ...] = (
     operators.admins,
     operators.certified,
     audit.admins,
+    condition.viewers,
     openapi.viewers,
     profiles.viewers,
     models.viewers,
     models.operators,
     models.certified,
+    agents.viewers,
+    agents.operators,
+    agents.certified,
     deployments.viewers,
     deployments.operators,
     deployments.certified,
@@ -77,6 +85,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     devices.viewers,
     devices.operators,
     devices.certified,
+    offline.certified,
     telemetry.viewers,
     fleet.viewers,
     fleet.operators,
@@ -97,8 +106,9 @@ def create_app(
     model_bytes: int,
     heavy: Heavy,
     ledger: Ledger | None = None,
+    own: Condition | None = None,
 ) -> FastAPI:
-    """The API over one controller; `hosts`: names and addresses by which it is reached."""
+    """The API over one controller; `hosts`: names and addresses by which it is reached; `own`: how this process is."""
     app = FastAPI(
         title="edgesplit controller",
         version=edgesplit.__version__,
@@ -108,6 +118,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.controller, app.state.heavy, app.state.gate = controller, heavy, gate
+    app.state.condition = own or Condition(controller.database)
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
     changes = Changes(controller.database, stale_after_s=controller.devices.stale_after_s)
@@ -115,6 +126,7 @@ def create_app(
     lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
     bounds = {
         "/v1/models": model_bytes,
+        "/v1/agents": model_bytes,
         "/samples": SAMPLES_BYTES,
         "/deployments/signed": lists,
         "/keys/renewed": lists,

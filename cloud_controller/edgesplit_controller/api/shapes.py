@@ -31,6 +31,18 @@ class Health(Shape):
     version: str
 
 
+class ConditionShape(Shape):
+    """How the controller itself is."""
+
+    version: str
+    time: float
+    broker_connected: bool | None
+    addresses: dict[str, str]
+    database: dict[str, Any]
+    disk: dict[str, int] | None
+    waiting: dict[str, float]
+
+
 class EnrolledShape(Shape):
     """A certificate, and where everything is."""
 
@@ -123,6 +135,36 @@ class Deployed(Shape):
     plans: list[dict[str, Any]]
     signed_by: str
     deployment: int | None = None
+
+
+class AgentBuild(Shape):
+    """The wheels of one version of the agent for one Python and machine."""
+
+    python: str
+    machine: str
+    extras: list[str]
+    bytes: int
+    sha256: str
+
+
+class PushedAgent(Shape):
+    """A version of the agent, after a build of it came."""
+
+    version: str
+    model: str
+    builds: list[AgentBuild]
+    created_at: float
+    created: bool
+
+
+class AgentShape(Shape):
+    """A version of the agent, and how many devices are of it."""
+
+    version: str
+    model: str
+    builds: list[AgentBuild]
+    created_at: float
+    devices: int
 
 
 class DeploymentShape(Shape):
@@ -232,6 +274,26 @@ class Led(Shape):
     gateway: str | None
 
 
+class CarriedShape(Shape):
+    """A release in a bundle, and which of its chunks, by their places in its list."""
+
+    release: str
+    model: str
+    chunks: list[int]
+
+
+class Papers(Shape):
+    """All of a bundle but its chunks."""
+
+    made: int
+    valid_until: int
+    limited_by: str
+    files: dict[str, str]
+    statements: dict[str, str]
+    devices: dict[str, str]
+    releases: list[CarriedShape]
+
+
 class DeviceShape(Shape):
     """A device, or a claim for one that has not come yet."""
 
@@ -284,6 +346,26 @@ class HistoryShape(Shape):
     device: str
     span: str
     buckets: dict[str, list[dict[str, Any]]]
+
+
+class ModelHistoryShape(Shape):
+    """What all devices told of a model, added up."""
+
+    model: str
+    span: str
+    buckets: list[dict[str, Any]]
+
+
+class PartShape(Shape):
+    """How a part of the installation is: `state` good, bad or unknown, since when, and what to do."""
+
+    name: str
+    subject: str
+    state: str
+    text: str
+    since: float | None
+    at: float | None
+    do: str
 
 
 class BundleShape(Shape):
@@ -406,6 +488,8 @@ class StageShape(Shape):
     number: int
     asked: str
     devices: int
+    emulated: int
+    simulated: int
     began: float | None
     states: dict[str, int]
     succeeded: int
@@ -442,6 +526,8 @@ class RolloutShape(Shape):
     superseded_by: int | None
     stage: int
     devices: int
+    emulated: int
+    simulated: int
     states: dict[str, int]
     stages: list[StageShape]
     failures: list[CauseShape]
@@ -452,6 +538,8 @@ class RolloutDeviceShape(Shape):
     """Where a device of a rollout stands. `counts`: as failed, in its stage's threshold."""
 
     device: str
+    emulated: bool
+    simulated: bool
     position: int
     stage: int
     state: str

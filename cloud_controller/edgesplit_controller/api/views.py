@@ -22,11 +22,9 @@ Newest = Annotated[int, Query(ge=1, le=1_000)]
 
 
 @viewers.get("/views/fleet")
-def fleet_view(
-    request: Request, name: Annotated[list[str] | None, Query(max_length=MOST_NAMES)] = None
-) -> dict[str, Any]:
+def fleet_view(request: Request, name: Names = None) -> Response:
     """A line per device: those named, or all."""
-    return views.fleet(controller_of(request), names=name or ())
+    return _packed(request, views.fleet(controller_of(request), names=name or ()))
 
 
 @viewers.get("/views/devices/{name}/curves")
@@ -36,9 +34,7 @@ def device_curves(request: Request, name: str) -> list[dict[str, Any]]:
 
 
 @viewers.get("/views/devices/{name}/events")
-def device_events(
-    request: Request, name: str, newest: Annotated[int, Query(ge=1, le=1_000)] = 100
-) -> list[dict[str, Any]]:
+def device_events(request: Request, name: str, newest: Newest = 100) -> list[dict[str, Any]]:
     """The newest events about one device, oldest first."""
     return views.device_events(controller_of(request), name, newest)
 

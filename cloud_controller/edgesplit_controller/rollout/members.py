@@ -6,17 +6,18 @@ is wanted of it and what it runs agree. One that cannot be heard ends by its tim
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from edgesplit_controller.causes import grouped
 from edgesplit_controller.gates import Evidence, judge
 from edgesplit_controller.rollout.states import ON_THE_WAY, Member, Report, Rollout, Seen
 
 BAD = ("failed", "rolled back", "safe mode")
 """What a device says of a release that will not run there."""
 LONGEST_CAUSE = 300
+LONGEST_KIND = 120
 GO_BACK_S = 600.0
 """So long a device is awaited that was told to go back: it obeys whenever it comes."""
 Known = Callable[[Member], Evidence]
@@ -103,7 +104,5 @@ def fail(member: Member, cause: str, kind: str) -> Member:
 
 
 def kind_of(report: Report) -> str:
-    """The cause without figures, names in quotes and addresses: what many devices have in common."""
-    text = re.sub(r"'[^']*'|\"[^\"]*\"", "…", report.detail)
-    text = re.sub(r"\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?", "…", text)
-    return f"{report.state}: {text}"[:120] if text else report.state
+    """What many devices that fail so have in common."""
+    return grouped(report.state, report.detail)[:LONGEST_KIND]

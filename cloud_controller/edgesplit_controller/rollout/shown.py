@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from edgesplit_controller.database import Deployment
@@ -14,9 +15,11 @@ from edgesplit_controller.rollout.states import MEMBER_STATES, Rollout, Tally
 from edgesplit_controller.rollout.terms import Terms, spell_s
 from edgesplit_controller.rollout.waits import waits_for
 from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
+from edgesplit_controller.truth_tables import HeardRow
 
 MOST_CAUSES = 20
 FEW_DEVICES = 5
+MADE_UP = ("emulated", "simulated")
 
 
 def shown_rollout(session: Session, row: RolloutRow, now: float) -> dict[str, Any]:
@@ -25,6 +28,7 @@ def shown_rollout(session: Session, row: RolloutRow, now: float) -> dict[str, An
     assert deployment is not None
     tallies = store.tallies(session, row.id)
     states = [tally.states for tally in tallies.values()]
+    made_up = _made_up(session, row.id)
     return {
         "id": row.id,
         "state": row.state,
@@ -42,8 +46,9 @@ def shown_rollout(session: Session, row: RolloutRow, now: float) -> dict[str, An
         "superseded_by": row.superseded_by or None,
         "stage": row.stage + 1,
         "devices": sum(tally.size for tally in tallies.values()),
+        **{kind: sum(one[kind] for one in made_up.values()) for kind in MADE_UP},
         "states": {state: sum(some.get(state, 0) for some in states) for state in MEMBER_STATES},
-        "stages": _stages(session, rollout, tallies),
+        "stages": _stages(session, rollout, tallies, made_up),
         "failures": _failures(session, row.id),
         "terms": shown_terms(rollout.terms),
     }
@@ -74,13 +79,18 @@ def shown_devices(
     session: Session, number: int, *, states: Sequence[str], after: int, most: int
 ) -> list[dict[str, Any]]:
     """Devices of a rollout in the order in which they are told, those after the position `after`."""
-    rows = select(RolloutDeviceRow).where(RolloutDeviceRow.rollout == number, RolloutDeviceRow.position > after)
+    rows = select(RolloutDeviceRow, HeardRow.emulated, HeardRow.simulated).outerjoin(
+        HeardRow, HeardRow.device == RolloutDeviceRow.device
+    )
+    rows = rows.where(RolloutDeviceRow.rollout == number, RolloutDeviceRow.position > after)
     if states:
         rows = rows.where(RolloutDeviceRow.state.in_(states))
-    found = session.scalars(rows.order_by(RolloutDeviceRow.position).limit(most))
+    found = session.execute(rows.order_by(RolloutDeviceRow.position).limit(most))
     return [
         {
             "device": row.device,
+            "emulated": bool(emulated),
+            "simulated": bool(simulated),
             "position": row.position,
             "stage": row.stage + 1,
             "state": row.state,
@@ -93,11 +103,27 @@ def shown_devices(
             "goes_back": row.goes_back,
             "counts": row.counts,
         }
-        for row in found
+        for row, emulated, simulated in found
     ]
 
 
-def _stages(session: Session, rollout: Rollout, tallies: dict[int, Tally]) -> list[dict[str, Any]]:
+def _made_up(session: Session, number: int) -> Mapping[int, Counter[str]]:
+    """By stage, how many of its devices are emulated and how many simulated, by their own word."""
+    counted = (
+        select(RolloutDeviceRow.stage, HeardRow.simulated, func.count())
+        .join(HeardRow, HeardRow.device == RolloutDeviceRow.device)
+        .where(RolloutDeviceRow.rollout == number, or_(HeardRow.emulated, HeardRow.simulated))
+        .group_by(RolloutDeviceRow.stage, HeardRow.simulated)
+    )
+    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for stage, simulated, count in session.execute(counted):
+        found[stage]["simulated" if simulated else "emulated"] += count
+    return found
+
+
+def _stages(
+    session: Session, rollout: Rollout, tallies: dict[int, Tally], made_up: Mapping[int, Counter[str]]
+) -> list[dict[str, Any]]:
     rows = session.scalars(
         select(RolloutStageRow).where(RolloutStageRow.rollout == rollout.id).order_by(RolloutStageRow.number)
     )
@@ -109,6 +135,7 @@ def _stages(session: Session, rollout: Rollout, tallies: dict[int, Tally]) -> li
                 "number": row.number + 1,
                 "asked": row.asked,
                 "devices": tally.size,
+                **{kind: made_up[row.number][kind] for kind in MADE_UP},
                 "began": row.began or None,
                 "states": dict(tally.states),
                 "succeeded": tally.succeeded,

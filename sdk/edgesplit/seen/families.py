@@ -229,6 +229,18 @@ CONTROLLER_RUNNING = Family(
     "Devices that are online, by model and by what their release is in: running, trial, fetching, failed, …",
     ("model", "state"),
 )
+CONTROLLER_ROLLOUTS = Family(
+    "edgesplit_controller_rollouts",
+    "gauge",
+    "Rollouts by state: scheduled, waiting, running, paused, … and those that have ended.",
+    ("state",),
+)
+CONTROLLER_ROLLOUT_DEVICES = Family(
+    "edgesplit_controller_rollout_devices",
+    "gauge",
+    "Devices of rollouts that have not ended, by where they stand: queued, told, fetching, trial, succeeded, failed, …",
+    ("state",),
+)
 CONTROLLER_MESSAGES = Family(
     "edgesplit_controller_messages_total",
     "counter",

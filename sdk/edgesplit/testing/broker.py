@@ -21,8 +21,8 @@ from edgesplit.testing.hub import Hub, Timer
 
 KEEPALIVES = 1.5
 """A client that is silent for so many of its keepalives is taken for dead (MQTT 5, 3.1.2.10)."""
-WRITES = ("birth", "reported", "telemetry", "fetch")
-READS = ("desired", "fetched")
+WRITES = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
+READS = ("desired", "fetched", "kept", "job")
 
 
 @dataclass

@@ -1,11 +1,12 @@
 import { describe, expect, test } from "vitest";
 import { has, narrowed, toggled, words } from "./filter";
 import { merged } from "./fleet";
-import { history, modelsOf, stacked } from "./history";
+import { history, modelsOf, origins, rolled, stacked } from "./history";
+import * as proposals from "./proposals";
 import { consequences, shares, verbsFor } from "./rollout";
 import { EventReader, pauseBefore } from "./sse";
 import { byCause, byCut, byRelease, byState, sorted, traffic } from "./summary";
-import type { FleetRow, Rollout, Telemetry } from "./types";
+import type { FleetRow, Proposal, Rollout, Telemetry } from "./types";
 
 const row = (name: string, more: Partial<FleetRow> = {}): FleetRow => ({
   name,
@@ -138,6 +139,24 @@ describe("a device's history", () => {
     expect(modelsOf([told(0)])).toEqual(["m@1"]);
   });
 
+  test("by spans of time has the device's own figures beside the model's, and holes where nothing was told", () => {
+    const model = [
+      { at: 0, span_s: 3600, requests: 5, latency_p95_s: 0.2, latency_p95_worst_s: 0.4, origins: { simulated: 5 } },
+      { at: 3600, span_s: 3600, requests: 0, origins: { real: 2 } },
+    ];
+    const device = [
+      { at: 3600, span_s: 3600, watts: 3, up_bytes_per_s: 0 },
+      { at: 36_000, span_s: 3600 },
+    ];
+    const made = rolled(model, device);
+    expect(made.at).toEqual([0, 3600, 7200, 36_000]);
+    expect(made.p95).toEqual([0.2, null, null, null]);
+    expect(made.worst).toEqual([0.4, null, null, null]);
+    expect(made.watts).toEqual([null, 3, null, null]);
+    expect(made.uplink).toEqual([null, null, null, null]);
+    expect(origins(model)).toEqual({ simulated: 5, real: 2 });
+  });
+
   test("is stacked part on part", () => {
     expect(stacked([1, null, 3], [1, null, 1])).toEqual([
       [1, null, 3],
@@ -163,12 +182,16 @@ describe("a rollout", () => {
     superseded_by: null,
     stage: 1,
     devices: 10,
+    emulated: 0,
+    simulated: 10,
     states: { succeeded: 1, failed: 1, queued: 8 },
     stages: [
       {
         number: 1,
         asked: "2",
         devices: 2,
+        emulated: 0,
+        simulated: 2,
         began: 2,
         states: {},
         succeeded: 1,
@@ -180,6 +203,8 @@ describe("a rollout", () => {
         number: 2,
         asked: "100%",
         devices: 8,
+        emulated: 0,
+        simulated: 8,
         began: null,
         states: {},
         succeeded: 0,
@@ -213,5 +238,48 @@ describe("a rollout", () => {
       "on the way",
       "queued",
     ]);
+  });
+});
+
+describe("a proposal", () => {
+  const proposal = (id: number, state: string, model = "people@2"): Proposal => ({
+    id,
+    state,
+    model,
+    release: "a",
+    device_class: "coral",
+    group: null,
+    devices: ["a", "b"],
+    created: 1,
+    decided: null,
+    who: null,
+    result: null,
+    why: "slower",
+    gain: 0.25,
+    gain_between: [-0.02, 0.4],
+    heard: 2,
+    basis: "measured",
+    drift: [],
+    rows: [],
+    proposed_rows: [],
+  });
+
+  test("is of its model whatever the version, the open ones first", () => {
+    const all = [proposal(1, "open"), proposal(2, "applied"), proposal(3, "open", "other@1"), proposal(4, "dismissed")];
+    expect(proposals.proposalsOf(all, "people@3").map((one) => one.id)).toEqual([1, 4, 2]);
+  });
+
+  test("says what drifted, the farthest first, and not what is noise", () => {
+    const one = (what: string, factor: number | null) => ({ what, unit: "s", assumed: 1, measured: 1, factor });
+    const found = proposals.drifted([one("a", 1.05), one("b", 0.2), one("c", 3), one("d", null)]);
+    expect(found.map((each) => each.what)).toEqual(["b", "c"]);
+  });
+
+  test("says what it brings, who may lose by it, and what will be done", () => {
+    expect(proposals.gain(proposal(1, "open"))).toBe(
+      "25 % less (a quarter gains at most −2 %, a quarter at least 40 %)",
+    );
+    expect(proposals.consequences(proposal(1, "open"), "accept")[0]).toContain("2 devices: a tenth of them first");
+    expect(proposals.amount(125_000, "bytes/s")).toBe("1 Mbit/s");
   });
 });

@@ -1,10 +1,12 @@
-// Telemetry as lines over time. Pure: what a device told, in its order, with holes where it was silent.
+// Telemetry as lines over time. Pure: what a device told, in its order, or what buckets of time add up to, with holes
+// where nothing was told.
 
-import type { Telemetry, Window } from "./types";
+import type { Bucket, Telemetry, Window } from "./types";
 
 export interface History {
   at: number[];
   p95: (number | null)[];
+  worst: (number | null)[];
   device: (number | null)[];
   link: (number | null)[];
   remote: (number | null)[];
@@ -12,6 +14,7 @@ export interface History {
   requests: (number | null)[];
   fallbacks: (number | null)[];
   failed: (number | null)[];
+  joules: (number | null)[];
   uplink: (number | null)[];
   roundTrip: (number | null)[];
   watts: (number | null)[];
@@ -19,26 +22,52 @@ export interface History {
 }
 
 const LINES = [
-  "p95", "device", "link", "remote", "predicted", "requests", "fallbacks", "failed", "uplink", "roundTrip", "watts", "celsius",
+  "p95", "worst", "device", "link", "remote", "predicted", "requests", "fallbacks", "failed", "joules", "uplink", "roundTrip", "watts", "celsius",
 ] as const; // biome-ignore format: one line
+type Point = Partial<Record<(typeof LINES)[number], number | null | undefined>>;
 
 /** A silence of so many usual pauses is a hole. */
 const HOLE = 4;
+/** A bucket that is not there is one; months are not alike. */
+const MISSING = 1.5;
+
+export interface Range {
+  name: string;
+  span: "minute" | "hour" | "day" | "month";
+  /** What one point is. */
+  per: string;
+}
+
+/** Spans that the controller adds telemetry up by, each as far back as it tells by itself. */
+export const RANGES: readonly Range[] = [
+  { name: "1 h", span: "minute", per: "minute" },
+  { name: "24 h", span: "hour", per: "hour" },
+  { name: "30 d", span: "day", per: "day" },
+  { name: "12 months", span: "month", per: "month" },
+];
 
 export function history(told: readonly Telemetry[], model: string): History {
-  const made = empty();
-  const usual = usualPause(told);
-  let last: number | null = null;
-  for (const one of [...told].sort((a, b) => a.at - b.at)) {
-    if (last !== null && one.at - last > HOLE * usual) hole(made, last + usual);
-    add(
-      made,
-      one,
-      one.models.find((window) => window.model === model),
-    );
-    last = one.at;
-  }
-  return made;
+  const points = [...told]
+    .sort((a, b) => a.at - b.at)
+    .map((one): [number, Point] => {
+      const window = one.models.find((each) => each.model === model);
+      return [one.at, { ...ofWindow(window), ...ofDevice(one) }];
+    });
+  const usual = usualPause(points.map(([at]) => at));
+  return lines(points, usual, HOLE * usual);
+}
+
+/** Buckets of one model, and of the device that it ran on, where it is one device's. */
+export function rolled(model: readonly Bucket[], device: readonly Bucket[] = []): History {
+  const own = new Map(device.map((one) => [one.at, one]));
+  const served = new Map(model.map((one) => [one.at, one]));
+  const times = [...new Set([...own.keys(), ...served.keys()])].sort((a, b) => a - b);
+  const span = [...model, ...device][0]?.span_s ?? 0;
+  const points = times.map((at): [number, Point] => [
+    at,
+    { ...ofBucket(served.get(at)), ...ofDeviceBucket(own.get(at)) },
+  ]);
+  return lines(points, span, MISSING * span);
 }
 
 export function modelsOf(told: readonly Telemetry[]): string[] {
@@ -47,44 +76,102 @@ export function modelsOf(told: readonly Telemetry[]): string[] {
   return names.length > 0 ? names : [...new Set(told.flatMap((one) => one.models.map((window) => window.model)))];
 }
 
-function add(made: History, told: Telemetry, window: Window | undefined): void {
-  const busy = window !== undefined && window.requests > 0 ? window : undefined;
-  made.at.push(told.at);
-  made.p95.push(busy?.latency_p95_s ?? null);
-  made.device.push(busy?.device_s ?? null);
-  made.link.push(busy?.link_s ?? null);
-  made.remote.push(busy?.remote_s ?? null);
-  made.predicted.push(busy?.predicted_s ?? null);
-  made.requests.push(window?.requests ?? null);
-  made.fallbacks.push(window?.fallbacks ?? null);
-  made.failed.push(window?.failed ?? null);
-  made.uplink.push(told.up_bytes_per_s > 0 ? told.up_bytes_per_s : null);
-  made.roundTrip.push(told.rtt_s > 0 ? told.rtt_s : null);
-  made.watts.push(told.power?.watts ?? null);
-  made.celsius.push(told.power?.celsius ?? null);
+/** What answered: requests by `real`, `emulated`, `simulated`, over all of these buckets. */
+export function origins(buckets: readonly Bucket[]): Record<string, number> {
+  const found: Record<string, number> = {};
+  for (const { origins: some } of buckets)
+    for (const [kind, count] of Object.entries(some ?? {})) found[kind] = (found[kind] ?? 0) + count;
+  return found;
 }
 
-function hole(made: History, at: number): void {
+function ofWindow(window: Window | undefined): Point {
+  if (window === undefined) return {};
+  const counts = { requests: window.requests, fallbacks: window.fallbacks, failed: window.failed };
+  if (window.requests === 0) return counts;
+  return {
+    ...counts,
+    p95: window.latency_p95_s,
+    device: window.device_s,
+    link: window.link_s,
+    remote: window.remote_s,
+    predicted: window.predicted_s,
+    joules: window.joules_basis ? window.joules : null,
+  };
+}
+
+function ofDevice(told: Telemetry): Point {
+  return {
+    uplink: positive(told.up_bytes_per_s),
+    roundTrip: positive(told.rtt_s),
+    watts: told.power?.watts,
+    celsius: told.power?.celsius,
+  };
+}
+
+function ofBucket(bucket: Bucket | undefined): Point {
+  if (bucket === undefined) return {};
+  const counts = { requests: bucket.requests, fallbacks: bucket.fallbacks, failed: bucket.failed };
+  if (!bucket.requests) return counts;
+  return {
+    ...counts,
+    p95: bucket.latency_p95_s,
+    worst: bucket.latency_p95_worst_s,
+    device: bucket.device_s,
+    link: bucket.link_s,
+    remote: bucket.remote_s,
+    predicted: bucket.predicted_s,
+    joules: bucket.joules,
+  };
+}
+
+function ofDeviceBucket(bucket: Bucket | undefined): Point {
+  return bucket === undefined
+    ? {}
+    : {
+        uplink: positive(bucket.up_bytes_per_s),
+        roundTrip: positive(bucket.rtt_s),
+        watts: bucket.watts,
+        celsius: bucket.celsius_max,
+      };
+}
+
+function positive(value: number | null | undefined): number | null {
+  return value !== null && value !== undefined && value > 0 ? value : null;
+}
+
+/** Points as lines, with a hole after each silence of more than `longest` seconds, where the next point was due. */
+function lines(points: readonly (readonly [number, Point])[], usual: number, longest: number): History {
+  const made = empty();
+  let last: number | null = null;
+  for (const [at, point] of points) {
+    if (last !== null && at - last > longest) add(made, last + usual, {});
+    add(made, at, point);
+    last = at;
+  }
+  return made;
+}
+
+function add(made: History, at: number, point: Point): void {
   made.at.push(at);
-  for (const line of LINES) made[line].push(null);
+  for (const line of LINES) made[line].push(point[line] ?? null);
 }
 
 function empty(): History {
-  const lines = Object.fromEntries(LINES.map((line) => [line, []])) as unknown as Omit<History, "at">;
-  return { at: [], ...lines };
+  const none = Object.fromEntries(LINES.map((line) => [line, []])) as unknown as Omit<History, "at">;
+  return { at: [], ...none };
 }
 
-function usualPause(told: readonly Telemetry[]): number {
-  const pauses = told.slice(1).map((one, place) => one.at - (told[place]?.at ?? one.at));
+function usualPause(times: readonly number[]): number {
+  const pauses = times.slice(1).map((at, place) => at - (times[place] ?? at));
   const ordered = pauses.filter((pause) => pause > 0).sort((a, b) => a - b);
   return ordered[Math.floor(ordered.length / 2)] ?? 10;
 }
 
 /** Sums for a stacked picture: each line on those below it. */
-export function stacked(...lines: (number | null)[][]): (number | null)[][] {
-  const first = lines[0] ?? [];
+export function stacked(...parts: (number | null)[][]): (number | null)[][] {
+  const first = parts[0] ?? [];
   const sums = first.map(() => 0);
-  return lines.map((line) =>
+  return parts.map((line) =>
     line.map((value, place) => {
       if (value === null) return null;
       sums[place] = (sums[place] ?? 0) + value;

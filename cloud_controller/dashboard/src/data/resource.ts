@@ -13,7 +13,8 @@ export interface Resource<T> {
 /** Least milliseconds between two readings: a change a millisecond must not become a call a millisecond. */
 const REST = 1_000;
 
-export function useResource<T>(path: string | null, about: (change: Subject) => boolean): Resource<T> {
+/** `about`: is this a change of what is shown? `everyS`: read again so often besides, while the page is looked at. */
+export function useResource<T>(path: string | null, about: (change: Subject) => boolean, everyS?: number): Resource<T> {
   const [data, setData] = useState<T | null>(null);
   const [error, setError] = useState<Error | null>(null);
   const relevant = useRef(about);
@@ -61,6 +62,12 @@ export function useResource<T>(path: string | null, about: (change: Subject) => 
       clearTimeout(waiting);
     };
   }, [again]);
+
+  useEffect(() => {
+    if (everyS === undefined) return;
+    const timer = setInterval(() => document.visibilityState === "visible" && again(), 1_000 * everyS);
+    return () => clearInterval(timer);
+  }, [everyS, again]);
 
   return { data, error, again };
 }

@@ -10,6 +10,94 @@ export interface Session {
   csrf: string | null;
 }
 
+/** Of devices that are counted somewhere: how many of them are no real ones. */
+export interface MadeUpCount {
+  emulated: number;
+  simulated: number;
+}
+
+export interface Part {
+  name: string;
+  subject: string;
+  state: "good" | "bad" | "unknown";
+  text: string;
+  since: number | null;
+  at: number | null;
+  do: string;
+}
+
+export interface Drift {
+  what: string;
+  unit: string;
+  assumed: number;
+  measured: number;
+  factor: number | null;
+}
+
+export interface ProposedRow {
+  name: string;
+  after: string;
+  up_bytes: number;
+}
+
+export interface Proposal {
+  id: number;
+  state: string;
+  model: string;
+  release: string;
+  device_class: string;
+  group: string | null;
+  devices: string[];
+  created: number;
+  decided: number | null;
+  who: string | null;
+  result: string | null;
+  why: string;
+  ended?: string;
+  gain: number;
+  gain_between: [number, number];
+  broken_limits?: { now: number; then: number };
+  heard: number;
+  basis: string | null;
+  drift: Drift[];
+  rows: ProposedRow[];
+  proposed_rows: ProposedRow[];
+}
+
+/** Of a minute, an hour, a day or a month: sums, means and extremes. Of a device itself or of a model. */
+export interface Bucket {
+  at: number;
+  span_s: number;
+  requests?: number;
+  failed?: number;
+  fallbacks?: number;
+  latency_p95_s?: number | null;
+  latency_p95_worst_s?: number;
+  device_s?: number | null;
+  link_s?: number | null;
+  remote_s?: number | null;
+  predicted_s?: number | null;
+  joules?: number | null;
+  up_bytes_per_s?: number | null;
+  rtt_s?: number | null;
+  watts?: number | null;
+  celsius_max?: number | null;
+  /** Requests by what answered them: `real`, `emulated`, `simulated`. */
+  origins?: Record<string, number>;
+}
+
+export interface DeviceHistory {
+  device: string;
+  span: string;
+  buckets: Record<string, Bucket[]>;
+}
+
+export interface ModelHistory {
+  model: string;
+  span: string;
+  buckets: Bucket[];
+}
+
 export interface Cause {
   cause: string;
   detail: string;
@@ -226,7 +314,7 @@ export interface Model {
   format?: string;
 }
 
-export interface ReleaseView {
+export interface ReleaseView extends MadeUpCount {
   release: string;
   created: number;
   devices: number;
@@ -250,7 +338,7 @@ export interface Event {
   detail: Record<string, unknown>;
 }
 
-export interface Stage {
+export interface Stage extends MadeUpCount {
   number: number;
   asked: string;
   devices: number;
@@ -269,7 +357,7 @@ export interface Failure {
   devices: string[];
 }
 
-export interface Rollout {
+export interface Rollout extends MadeUpCount {
   id: number;
   state: string;
   why: string;
@@ -293,6 +381,8 @@ export interface Rollout {
 
 export interface RolloutDevice {
   device: string;
+  emulated: boolean;
+  simulated: boolean;
   position: number;
   stage: number;
   state: string;

@@ -1,18 +1,21 @@
 // One device: what it should run and runs, where its time goes now, and where on its plan's curves it stands.
 
 import { useState } from "preact/hooks";
-import { post } from "../data/api";
 import { clock, useCell } from "../data/cell";
-import { modelsOf } from "../data/history";
+import { history, modelsOf, type Range, rolled } from "../data/history";
 import { useResource } from "../data/resource";
+import { type Served, served, told } from "../data/served";
 import { may } from "../data/session";
-import type { Bundle, Device, DeviceCurves, Difference, Event, Telemetry } from "../data/types";
+import type { Device, DeviceCurves, DeviceHistory, Event, Telemetry } from "../data/types";
 import { age, moment, NONE, rate, seconds, short } from "../format";
 import { CurveChart, inWords, nameOf, PlanTable, value } from "../parts/curves";
-import { BandwidthChart, LatencyChart, PowerChart, RequestsChart } from "../parts/device_charts";
+import { Figures } from "../parts/figures";
+import { BandwidthChart, EnergyChart, LatencyChart, PowerChart, Ranges, RequestsChart } from "../parts/history_charts";
+import { Logs } from "../parts/logs";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
 import { Spelt } from "../parts/spelt";
 import { Origin, Status } from "../parts/status";
+import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 import { EventTable } from "./events";
 
@@ -36,7 +39,7 @@ export function DevicePage({ name }: { name: string }) {
       <Facts device={data} />
       <Serves device={data} />
       {models.length > 1 && <Choice models={models} chosen={chosen} onChoose={setModel} />}
-      <Charts device={data} told={told.data} model={chosen} />
+      <Charts device={data} told={told.data} model={chosen} own={own} />
       {(curves.data ?? []).map((one) => (
         <PlanPanel key={one.model} plan={one} live={data.state === "online"} />
       ))}
@@ -107,11 +110,6 @@ function sayings(device: Device, now: number): string[] {
   return found;
 }
 
-/** Its newest measurements, of now or not: the page says which. */
-function told(device: Device): Telemetry | null {
-  return device.telemetry ?? device.last_telemetry ?? null;
-}
-
 function Facts({ device }: { device: Device }) {
   const now = useCell(clock);
   const telemetry = told(device);
@@ -126,16 +124,7 @@ function Facts({ device }: { device: Device }) {
     ["acted upon", acted(device)],
   ];
   if (device.gateway) facts.push(["through", device.gateway]);
-  return (
-    <dl class={`figures${device.state === "online" ? "" : " old"}`}>
-      {facts.map(([name, fact]) => (
-        <div key={name}>
-          <dt>{name}</dt>
-          <dd>{fact}</dd>
-        </div>
-      ))}
-    </dl>
-  );
+  return <Figures facts={facts} old={device.state !== "online"} />;
 }
 
 function acted(device: Device): string {
@@ -151,88 +140,24 @@ function Serves({ device }: { device: Device }) {
       {rows.length === 0 ? (
         <Empty command={command}>Nothing is wanted of this device.</Empty>
       ) : (
-        <div class="scroll">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Model</th>
-                <th scope="col">Desired</th>
-                <th scope="col">Running</th>
-                <th scope="col">State</th>
-                <th scope="col">Cut in use</th>
-                <th scope="col">Why</th>
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map((row) => (
-                <tr key={row.model}>
-                  <th scope="row">
-                    <a href={to("models", row.model)}>{row.model}</a>
-                  </th>
-                  <td>
-                    <code>{short(row.wanted) || "nothing"}</code>
-                  </td>
-                  <td class={row.running === row.wanted ? "" : "warn"}>
-                    <code>{short(row.running) || "nothing"}</code>
-                  </td>
-                  <td>
-                    <Status state={row.state} />
-                  </td>
-                  <td>{row.cut || NONE}</td>
-                  <td class="faint detail">{row.why}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table columns={SERVED} rows={rows} id={(row) => row.model} />
       )}
     </Panel>
   );
 }
 
-interface Served {
-  model: string;
-  wanted: string;
-  running: string;
-  state: string;
-  cut: string;
-  why: string;
-}
-
-function why(difference: Difference | undefined, detail: string): string {
-  if (difference === undefined || difference.reason === "as wanted") return detail;
-  return [difference.reason, difference.why || detail].filter(Boolean).join(": ");
-}
-
-/** What the controller wants beside what the device says: one line per model. */
-function served(device: Device): Served[] {
-  const differences = new Map((device.differences ?? []).map((one) => [one.model.split("@")[0], one]));
-  const windows = new Map((told(device)?.models ?? []).map((one) => [one.model, one]));
-  const reported = device.models.map((one) => {
-    const desired = device.desired.find((wish) => wish.model === one.model.split("@")[0]);
-    return {
-      model: one.model,
-      wanted: desired?.release ?? "",
-      running: one.release,
-      state: one.last_state ?? one.state,
-      cut: windows.get(one.model)?.row ?? "",
-      why: why(differences.get(one.model.split("@")[0]), one.detail),
-    };
-  });
-  const known = new Set(device.models.map((one) => one.model.split("@")[0]));
-  const unheard = device.desired.filter((one) => !known.has(one.model));
-  return [
-    ...reported,
-    ...unheard.map((one) => ({
-      model: one.model,
-      wanted: one.release,
-      running: "",
-      state: "told",
-      cut: "",
-      why: why(differences.get(one.model), "the device has not spoken of it"),
-    })),
-  ];
-}
+const SERVED: readonly Column<Served>[] = [
+  { title: "Model", heads: true, cell: (row) => <a href={to("models", row.model)}>{row.model}</a> },
+  { title: "Desired", cell: (row) => <code>{short(row.wanted) || "nothing"}</code> },
+  {
+    title: "Running",
+    cell: (row) => <code>{short(row.running) || "nothing"}</code>,
+    tone: (row) => (row.running === row.wanted ? "" : "warn"),
+  },
+  { title: "State", cell: (row) => <Status state={row.state} /> },
+  { title: "Cut in use", cell: (row) => row.cut || NONE },
+  { title: "Why", kind: "faint detail", cell: (row) => row.why },
+];
 
 function Choice({ models, chosen, onChoose }: { models: string[]; chosen: string; onChoose: (model: string) => void }) {
   return (
@@ -247,7 +172,17 @@ function Choice({ models, chosen, onChoose }: { models: string[]; chosen: string
   );
 }
 
-function Charts({ device, told, model }: { device: Device; told: Telemetry[] | null; model: string }) {
+interface ChartsProps {
+  device: Device;
+  told: Telemetry[] | null;
+  model: string;
+  own: (change: { kind: string; subject: string }) => boolean;
+}
+
+function Charts({ device, told, model, own }: ChartsProps) {
+  const [range, setRange] = useState<Range | null>(null);
+  const path = `/v1/devices/${encodeURIComponent(device.name)}/history?span=${range?.span}`;
+  const { data, error, again } = useResource<DeviceHistory>(range === null ? null : path, own, range ? 30 : undefined);
   if (told === null) return <Loading />;
   if (told.length === 0) {
     return (
@@ -260,13 +195,24 @@ function Charts({ device, told, model }: { device: Device; told: Telemetry[] | n
     device.emulated || device.simulated ? (
       <Origin emulated={device.emulated} simulated={device.simulated} />
     ) : undefined;
+  const buckets = data?.buckets;
+  const made = range === null ? history(told, model) : rolled(buckets?.[model] ?? [], buckets?.[""] ?? []);
   return (
-    <div class="panels two">
-      <LatencyChart told={told} model={model} note={mark} />
-      <BandwidthChart told={told} model={model} note={mark} />
-      <RequestsChart told={told} model={model} note={mark} />
-      <PowerChart told={told} model={model} note={mark} />
-    </div>
+    <>
+      <Ranges live chosen={range} onChoose={setRange} />
+      {error && <Problem error={error} again={again} />}
+      {made.at.length === 0 ? (
+        <p class="none">{data === null ? "Reading…" : "Nothing was added up for that time."}</p>
+      ) : (
+        <div class="panels two">
+          <LatencyChart made={made} note={mark} />
+          <BandwidthChart made={made} note={mark} />
+          <RequestsChart made={made} note={mark} per={range?.per ?? "report"} />
+          <PowerChart made={made} note={mark} />
+          <EnergyChart made={made} note={mark} />
+        </div>
+      )}
+    </>
   );
 }
 
@@ -297,53 +243,6 @@ function PlanPanel({ plan, live }: { plan: DeviceCurves; live: boolean }) {
           <PlanTable curves={curves} inUse={now?.row} />
         </div>
       </div>
-    </Panel>
-  );
-}
-
-/** Its recent log, versions and state, as it tells them when it is asked to. */
-function Logs({ name, own }: { name: string; own: (change: { kind: string; subject: string }) => boolean }) {
-  const path = `/v1/devices/${encodeURIComponent(name)}/logs`;
-  const { data, error, again } = useResource<Bundle[]>(path, own);
-  const [failed, setFailed] = useState<Error | null>(null);
-  const ask = () => {
-    setFailed(null);
-    post(path).then(again, (reason: Error) => setFailed(reason));
-  };
-  const problem = failed ?? error;
-  return (
-    <Panel title="Log bundles" note="recent log, versions and state, without secrets">
-      {problem && <Problem error={problem} />}
-      {data !== null && data.length > 0 && (
-        <div class="scroll">
-          <table>
-            <tbody>
-              {data.map((one) => (
-                <tr key={one.id}>
-                  <th scope="row" class="nowrap">
-                    {moment(one.asked)}
-                  </th>
-                  <td>by {one.who}</td>
-                  <td>
-                    {one.state}
-                    {one.why !== "" && `: ${one.why}`}
-                  </td>
-                  <td>
-                    {one.state === "here" && (
-                      <a href={`${path}/${encodeURIComponent(one.id)}`} download={`${name}-${one.id}.json`}>
-                        Download
-                      </a>
-                    )}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
-      <button type="button" onClick={ask}>
-        Ask for its log
-      </button>
     </Panel>
   );
 }

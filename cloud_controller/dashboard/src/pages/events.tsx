@@ -3,6 +3,7 @@ import { useResource } from "../data/resource";
 import type { Event } from "../data/types";
 import { moment } from "../format";
 import { Empty, Loading, Problem } from "../parts/notes";
+import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
 export function EventsPage() {
@@ -36,35 +37,16 @@ export function EventsPage() {
 }
 
 export function EventTable({ events }: { events: readonly Event[] }) {
-  return (
-    <div class="scroll">
-      <table class="events">
-        <thead>
-          <tr>
-            <th scope="col">At</th>
-            <th scope="col">Who</th>
-            <th scope="col">What</th>
-            <th scope="col">Whom</th>
-            <th scope="col">Detail</th>
-          </tr>
-        </thead>
-        <tbody>
-          {events.map((event) => (
-            <tr key={event.id}>
-              <td class="nowrap">{moment(event.at)}</td>
-              <td>{event.who}</td>
-              <td>{event.what}</td>
-              <td>
-                <Subject event={event} />
-              </td>
-              <td class="faint detail">{detail(event)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
+  return <Table name="events" columns={COLUMNS} rows={events} id={(event) => event.id} />;
 }
+
+const COLUMNS: readonly Column<Event>[] = [
+  { title: "At", kind: "nowrap", cell: (event) => moment(event.at) },
+  { title: "Who", cell: (event) => event.who },
+  { title: "What", cell: (event) => event.what },
+  { title: "Whom", cell: (event) => <Subject event={event} /> },
+  { title: "Detail", kind: "faint detail", cell: (event) => detail(event) },
+];
 
 function Subject({ event }: { event: Event }) {
   if (event.what.startsWith("device.")) return <a href={to("devices", event.subject)}>{event.subject}</a>;

@@ -17,6 +17,7 @@ import {
 } from "../data/summary";
 import type { FleetRow } from "../data/types";
 import { age, count, NONE, percent, plural, seconds, short } from "../format";
+import { PartsStrip } from "../parts/health";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
 import { Origin, Status } from "../parts/status";
 import { type Column, VirtualTable } from "../parts/virtual";
@@ -48,6 +49,7 @@ export function FleetPage() {
         <Cuts rows={fleet.rows} filter={filter} onFilter={narrow} />
         <Trouble rows={fleet.rows} filter={filter} onFilter={narrow} />
       </div>
+      <PartsStrip />
       <section aria-label="Devices">
         <Search filter={filter} onFilter={narrow} shown={chosen.length} all={fleet.rows.length} />
         {chosen.length === 0 ? (

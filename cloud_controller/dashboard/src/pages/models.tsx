@@ -2,6 +2,7 @@ import { useResource } from "../data/resource";
 import type { Model } from "../data/types";
 import { bytes, count, moment } from "../format";
 import { Empty, Loading, Problem } from "../parts/notes";
+import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
 export function ModelsPage() {
@@ -14,36 +15,19 @@ export function ModelsPage() {
     <>
       <h1>Models</h1>
       {error && <Problem error={error} again={again} />}
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Model</th>
-              <th scope="col">Input</th>
-              <th scope="col" class="number">
-                Layers
-              </th>
-              <th scope="col" class="number">
-                Size
-              </th>
-              <th scope="col">Pushed</th>
-            </tr>
-          </thead>
-          <tbody>
-            {data.toReversed().map((model) => (
-              <tr key={model.model}>
-                <th scope="row">
-                  <a href={to("models", model.model)}>{model.model}</a>
-                </th>
-                <td class="faint">{model.input ?? "tensors"}</td>
-                <td class="number">{count(typeof model.layers === "number" ? model.layers : model.layers.length)}</td>
-                <td class="number">{bytes(model.bytes)}</td>
-                <td class="nowrap">{moment(model.created_at)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table columns={COLUMNS} rows={data.toReversed()} id={(model) => model.model} />
     </>
   );
 }
+
+export function layersOf(model: Model): number {
+  return typeof model.layers === "number" ? model.layers : model.layers.length;
+}
+
+const COLUMNS: readonly Column<Model>[] = [
+  { title: "Model", heads: true, cell: (model) => <a href={to("models", model.model)}>{model.model}</a> },
+  { title: "Input", kind: "faint", cell: (model) => model.input ?? "tensors" },
+  { title: "Layers", kind: "number", cell: (model) => count(layersOf(model)) },
+  { title: "Size", kind: "number", cell: (model) => bytes(model.bytes) },
+  { title: "Pushed", kind: "nowrap", cell: (model) => moment(model.created_at) },
+];

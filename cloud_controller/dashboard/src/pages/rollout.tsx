@@ -6,13 +6,15 @@ import { clock, useCell } from "../data/cell";
 import { useResource } from "../data/resource";
 import { consequences, VERBS, type Verb, verbsFor } from "../data/rollout";
 import { may } from "../data/session";
-import type { Rollout, RolloutDevice } from "../data/types";
+import type { Failure, Rollout, RolloutDevice, Stage } from "../data/types";
 import { age, count, moment, NONE, short } from "../format";
 import { Confirm } from "../parts/confirm";
+import { type Fact, Figures } from "../parts/figures";
 import { Loading, Panel, Problem } from "../parts/notes";
 import { Progress } from "../parts/progress";
 import { Spelt } from "../parts/spelt";
-import { Status } from "../parts/status";
+import { MadeUp, Origin, Status } from "../parts/status";
+import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
 const MOST_SHOWN = 500;
@@ -95,8 +97,13 @@ function Head({ rollout, again }: { rollout: Rollout; again: () => void }) {
 
 function Facts({ rollout }: { rollout: Rollout }) {
   const now = useCell(clock);
-  const facts: [string, string][] = [
-    ["devices", count(rollout.devices)],
+  const facts: Fact[] = [
+    [
+      "devices",
+      <span key="devices">
+        {count(rollout.devices)} <MadeUp emulated={rollout.emulated} simulated={rollout.simulated} />
+      </span>,
+    ],
     ["to", rollout.targets.join(", ")],
     ["by", rollout.who],
     ["made", moment(rollout.created)],
@@ -105,57 +112,52 @@ function Facts({ rollout }: { rollout: Rollout }) {
   if (rollout.ended) facts.push(["ended", moment(rollout.ended)]);
   if (rollout.superseded_by) facts.push(["superseded by", `rollout ${rollout.superseded_by}`]);
   if (rollout.following) facts.push(["follows", "devices that come to be meant"]);
-  return (
-    <dl class="figures">
-      {facts.map(([name, fact]) => (
-        <div key={name}>
-          <dt>{name}</dt>
-          <dd>{fact}</dd>
-        </div>
-      ))}
-    </dl>
-  );
+  return <Figures facts={facts} />;
 }
 
 function Stages({ rollout }: { rollout: Rollout }) {
   return (
     <Panel title="Stages">
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Stage</th>
-              <th scope="col">Asked</th>
-              <th scope="col" class="wide">
-                Devices
-              </th>
-              <th scope="col" class="number">
-                Failures
-              </th>
-              <th scope="col">Began</th>
-            </tr>
-          </thead>
-          <tbody>
-            {rollout.stages.map((stage) => (
-              <tr key={stage.number} class={stage.number === rollout.stage ? "best" : ""}>
-                <th scope="row">
-                  {stage.number}
-                  {stage.needs_approval && <span class="mark plain">needs approval</span>}
-                </th>
-                <td>{stage.asked}</td>
-                <td class="wide">
-                  <Progress states={stage.states} />
-                </td>
-                <td class={`number${stage.failures > 0 ? " bad" : ""}`}>{count(stage.failures)}</td>
-                <td class="nowrap">{moment(stage.began)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        columns={STAGES}
+        rows={rollout.stages}
+        id={(stage) => stage.number}
+        marked={(stage) => stage.number === rollout.stage}
+      />
     </Panel>
   );
 }
+
+const STAGES: readonly Column<Stage>[] = [
+  {
+    title: "Stage",
+    heads: true,
+    cell: (stage) => (
+      <>
+        {stage.number}
+        {stage.needs_approval && <span class="mark plain">needs approval</span>}
+      </>
+    ),
+  },
+  { title: "Asked", cell: (stage) => stage.asked },
+  {
+    title: "Devices",
+    kind: "wide",
+    cell: (stage) => (
+      <>
+        <Progress states={stage.states} />
+        <MadeUp emulated={stage.emulated} simulated={stage.simulated} />
+      </>
+    ),
+  },
+  {
+    title: "Failures",
+    kind: "number",
+    cell: (stage) => count(stage.failures),
+    tone: (stage) => (stage.failures > 0 ? "bad" : ""),
+  },
+  { title: "Began", kind: "nowrap", cell: (stage) => moment(stage.began) },
+];
 
 function Failures({ rollout }: { rollout: Rollout }) {
   return (
@@ -163,50 +165,51 @@ function Failures({ rollout }: { rollout: Rollout }) {
       {rollout.failures.length === 0 ? (
         <p class="none">None.</p>
       ) : (
-        <table>
-          <tbody>
-            {rollout.failures.map((one) => (
-              <tr key={one.kind}>
-                <td class="number bad">{count(one.count)}</td>
-                <th scope="row">
-                  {one.kind}
-                  <div class="faint">
-                    {one.example} ·{" "}
-                    {one.devices.map((name, place) => [
-                      place > 0 && ", ",
-                      <a key={name} href={to("devices", name)}>
-                        {name}
-                      </a>,
-                    ])}
-                    {one.count > one.devices.length && ", …"}
-                  </div>
-                </th>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+        <Table bare columns={FAILURES} rows={rollout.failures} id={(one) => one.kind} />
       )}
     </Panel>
   );
 }
 
+const FAILURES: readonly Column<Failure>[] = [
+  { title: "How many", kind: "number bad", cell: (one) => count(one.count) },
+  {
+    title: "Cause",
+    heads: true,
+    cell: (one) => (
+      <>
+        {one.kind}
+        <div class="faint">
+          {one.example} ·{" "}
+          {one.devices.map((name, place) => [
+            place > 0 && ", ",
+            <a key={name} href={to("devices", name)}>
+              {name}
+            </a>,
+          ])}
+          {one.count > one.devices.length && ", …"}
+        </div>
+      </>
+    ),
+  },
+];
+
 function Terms({ rollout }: { rollout: Rollout }) {
   const told = Object.entries(rollout.terms).filter(([, term]) => !isEmpty(term));
   return (
     <Panel title="Terms">
-      <table>
-        <tbody>
-          {told.map(([name, term]) => (
-            <tr key={name}>
-              <th scope="row">{name.replaceAll("_", " ")}</th>
-              <td>{name === "starts_at" ? moment(term as number) : spelt(term)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+      <Table bare columns={TERMS} rows={told} id={([name]) => name} />
     </Panel>
   );
 }
+
+const TERMS: readonly Column<[string, unknown]>[] = [
+  { title: "Term", heads: true, cell: ([name]) => name.replaceAll("_", " ") },
+  {
+    title: "Asked for",
+    cell: ([name, term]) => (name === "starts_at" ? moment(term as number) : spelt(term)),
+  },
+];
 
 function isEmpty(term: unknown): boolean {
   return term === null || term === "" || term === false || (Array.isArray(term) && term.length === 0);
@@ -244,45 +247,29 @@ function Devices({ rollout, path }: { rollout: Rollout; path: string }) {
         ))}
       </fieldset>
       {error && <Problem error={error} again={again} />}
-      {data === null ? (
-        <Loading />
-      ) : (
-        <div class="scroll">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Device</th>
-                <th scope="col">Stage</th>
-                <th scope="col">State</th>
-                <th scope="col">Told</th>
-                <th scope="col">Before</th>
-                <th scope="col">Why</th>
-              </tr>
-            </thead>
-            <tbody>
-              {data.map((one) => (
-                <tr key={one.device}>
-                  <th scope="row">
-                    <a href={to("devices", one.device)}>{one.device}</a>
-                  </th>
-                  <td>{one.stage}</td>
-                  <td>
-                    <Status state={one.state} />
-                  </td>
-                  <td class="nowrap">{moment(one.told_at)}</td>
-                  <td>
-                    <code>{one.previous === null ? NONE : short(one.previous)}</code>
-                  </td>
-                  <td class="faint detail">
-                    {one.cause}
-                    {one.goes_back && " · was told to go back"}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      {data === null ? <Loading /> : <Table columns={DEVICES} rows={data} id={(one) => one.device} />}
     </Panel>
   );
 }
+
+const DEVICES: readonly Column<RolloutDevice>[] = [
+  {
+    title: "Device",
+    heads: true,
+    cell: (one) => (
+      <>
+        <a href={to("devices", one.device)}>{one.device}</a>{" "}
+        <Origin emulated={one.emulated} simulated={one.simulated} />
+      </>
+    ),
+  },
+  { title: "Stage", cell: (one) => one.stage },
+  { title: "State", cell: (one) => <Status state={one.state} /> },
+  { title: "Told", kind: "nowrap", cell: (one) => moment(one.told_at) },
+  { title: "Before", cell: (one) => <code>{one.previous === null ? NONE : short(one.previous)}</code> },
+  {
+    title: "Why",
+    kind: "faint detail",
+    cell: (one) => (one.goes_back ? `${one.cause} · was told to go back` : one.cause),
+  },
+];

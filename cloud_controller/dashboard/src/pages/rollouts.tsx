@@ -5,7 +5,8 @@ import type { Rollout } from "../data/types";
 import { age, count, short } from "../format";
 import { Empty, Loading, Problem } from "../parts/notes";
 import { Progress } from "../parts/progress";
-import { Status } from "../parts/status";
+import { MadeUp, Status } from "../parts/status";
+import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
 export function RolloutsPage() {
@@ -26,52 +27,42 @@ export function RolloutsPage() {
     <>
       <h1>Rollouts</h1>
       {error && <Problem error={error} again={again} />}
-      <div class="scroll">
-        <table class="rollouts">
-          <thead>
-            <tr>
-              <th scope="col">Rollout</th>
-              <th scope="col">State</th>
-              <th scope="col">Model</th>
-              <th scope="col">To</th>
-              <th scope="col">Stage</th>
-              <th scope="col">Devices</th>
-              <th scope="col" class="number">
-                Failed
-              </th>
-              <th scope="col">By</th>
-              <th scope="col" class="number">
-                Made
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {data.toReversed().map((one) => (
-              <tr key={one.id}>
-                <th scope="row">
-                  <a href={to("rollouts", String(one.id))}>{one.id}</a>
-                </th>
-                <td>
-                  <Status state={one.state} />
-                </td>
-                <td class="nowrap">
-                  {one.model} <code>{short(one.release)}</code>
-                </td>
-                <td class="targets">{one.targets.join(", ")}</td>
-                <td class="nowrap">
-                  {Math.max(one.stage, 0)} of {one.stages.length}
-                </td>
-                <td>
-                  <Progress states={one.states} />
-                </td>
-                <td class={`number${failed(one) > 0 ? " bad" : ""}`}>{count(failed(one))}</td>
-                <td>{one.who}</td>
-                <td class="number">{age(one.created, now)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table name="rollouts" columns={columns(now)} rows={data.toReversed()} id={(one) => one.id} />
     </>
   );
+}
+
+function columns(now: number): readonly Column<Rollout>[] {
+  return [
+    { title: "Rollout", heads: true, cell: (one) => <a href={to("rollouts", String(one.id))}>{one.id}</a> },
+    { title: "State", cell: (one) => <Status state={one.state} /> },
+    {
+      title: "Model",
+      kind: "nowrap",
+      cell: (one) => (
+        <>
+          {one.model} <code>{short(one.release)}</code>
+        </>
+      ),
+    },
+    { title: "To", kind: "targets", cell: (one) => one.targets.join(", ") },
+    { title: "Stage", kind: "nowrap", cell: (one) => `${Math.max(one.stage, 0)} of ${one.stages.length}` },
+    {
+      title: "Devices",
+      cell: (one) => (
+        <>
+          <Progress states={one.states} />
+          <MadeUp emulated={one.emulated} simulated={one.simulated} />
+        </>
+      ),
+    },
+    {
+      title: "Failed",
+      kind: "number",
+      cell: (one) => count(failed(one)),
+      tone: (one) => (failed(one) > 0 ? "bad" : ""),
+    },
+    { title: "By", cell: (one) => one.who },
+    { title: "Made", kind: "number", cell: (one) => age(one.created, now) },
+  ];
 }

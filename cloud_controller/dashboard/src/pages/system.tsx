@@ -4,9 +4,11 @@ import { useResource } from "../data/resource";
 import { STATES } from "../data/summary";
 import type { Keys } from "../data/types";
 import { count, moment } from "../format";
+import { type Fact, Figures } from "../parts/figures";
+import { PartsTable } from "../parts/health";
 import { Loading, Panel, Problem } from "../parts/notes";
 import { Spelt } from "../parts/spelt";
-import { Status } from "../parts/status";
+import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
 interface Health {
@@ -30,49 +32,22 @@ export function SystemPage() {
       <h1>System</h1>
       <div class="panels two">
         <Panel title="Controller">
-          <dl class="figures">
-            <Fact name="status" value={health.data.status} />
-            <Fact name="version" value={health.data.version} />
-          </dl>
+          <Figures
+            facts={[
+              ["status", health.data.status],
+              ["version", health.data.version],
+            ]}
+          />
         </Panel>
         <Panel title="Devices">
           {fleet.error && <Problem error={fleet.error} again={fleet.again} />}
-          <dl class="figures">
-            {STATES.map((state) => (
-              <div key={state}>
-                <dt>
-                  <Status state={state} />
-                </dt>
-                <dd>{count(fleet.data?.devices[state] ?? 0)}</dd>
-              </div>
-            ))}
-            {(fleet.data?.agents ?? []).map((one) => (
-              <Fact key={one.agent} name={`agent ${one.agent || "unknown"}`} value={count(one.devices)} />
-            ))}
-          </dl>
+          <Figures facts={counts(fleet.data)} />
         </Panel>
       </div>
+      <PartsTable />
       <Panel title="What is wrong, by kind">
         {fleet.data !== null && fleet.data.conditions.length === 0 && <p class="none">No device says so of itself.</p>}
-        <table>
-          <tbody>
-            {(fleet.data?.conditions ?? []).map((one) => (
-              <tr key={one.kind}>
-                <td class="number">{count(one.devices)}</td>
-                <th scope="row">
-                  {one.kind}
-                  <div class="faint">
-                    <Spelt text={one.do ?? ""} />
-                  </div>
-                </th>
-                <td class="nowrap">since {moment(one.since)}</td>
-                <td>
-                  <a href={to("devices", one.example)}>{one.example}</a>
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+        <Table bare columns={CONDITIONS} rows={fleet.data?.conditions ?? []} id={(one) => one.kind} />
       </Panel>
       <Panel title="Keys">
         {keys.error && <Problem error={keys.error} again={keys.again} />}
@@ -89,11 +64,32 @@ export function SystemPage() {
   );
 }
 
-function Fact({ name, value }: { name: string; value: string }) {
-  return (
-    <div>
-      <dt>{name}</dt>
-      <dd>{value}</dd>
-    </div>
-  );
+/** Devices by state, those that are no real ones, and agents by version. */
+function counts(fleet: Overview | null): Fact[] {
+  const devices = fleet?.devices ?? {};
+  return [
+    ...STATES.map((state): Fact => [state, count(devices[state] ?? 0)]),
+    ...["emulated", "simulated"]
+      .filter((kind) => (devices[kind] ?? 0) > 0)
+      .map((kind): Fact => [`of them ${kind}`, <span key={kind}>{count(devices[kind] ?? 0)}</span>]),
+    ...(fleet?.agents ?? []).map((one): Fact => [`agent ${one.agent || "unknown"}`, count(one.devices)]),
+  ];
 }
+
+const CONDITIONS: readonly Column<Overview["conditions"][number]>[] = [
+  { title: "Devices", kind: "number", cell: (one) => count(one.devices) },
+  {
+    title: "What",
+    heads: true,
+    cell: (one) => (
+      <>
+        {one.kind}
+        <div class="faint">
+          <Spelt text={one.do ?? ""} />
+        </div>
+      </>
+    ),
+  },
+  { title: "Since", kind: "nowrap", cell: (one) => `since ${moment(one.since)}` },
+  { title: "For example", cell: (one) => <a href={to("devices", one.example)}>{one.example}</a> },
+];

@@ -25,25 +25,39 @@ const SHAPES: Record<string, { shape: string; tone: string }> = {
   "rolled back": { shape: "↩", tone: "bad" },
   "rolling back": { shape: "↩", tone: "warn" },
   "safe mode": { shape: "△", tone: "bad" },
+  good: { shape: "●", tone: "good" },
+  bad: { shape: "×", tone: "bad" },
+  open: { shape: "‖", tone: "warn" },
+  applied: { shape: "✓", tone: "good" },
+  dismissed: { shape: "–", tone: "quiet" },
+  withdrawn: { shape: "–", tone: "quiet" },
   unknown: { shape: "?", tone: "quiet" },
   skipped: { shape: "–", tone: "quiet" },
   superseded: { shape: "»", tone: "quiet" },
 };
 
-export function Status({ state }: { state: string }) {
+/** With `label` that word stands there, and the state is read to who cannot see its shape. */
+export function Status({ state, label }: { state: string; label?: string }) {
   const { shape, tone } = SHAPES[state] ?? { shape: "·", tone: "quiet" };
   return (
     <span class={`status ${tone}`}>
       <span class="shape" aria-hidden="true">
         {shape}
       </span>
-      {state}
+      {label ?? state}
+      {label !== undefined && <span class="hidden"> {state}</span>}
     </span>
   );
 }
 
 export function tone(state: string): string {
   return SHAPES[state]?.tone ?? "quiet";
+}
+
+/** How many of those that were counted are no real devices; nothing where all are. */
+export function MadeUp({ emulated, simulated }: { emulated: number; simulated: number }) {
+  const parts = [emulated > 0 && `${emulated} emulated`, simulated > 0 && `${simulated} simulated`].filter(Boolean);
+  return parts.length === 0 ? null : <span class="mark">{parts.join(", ")}</span>;
 }
 
 /** What is not a real device's says so wherever it is shown. */

@@ -1,24 +1,50 @@
-// A device's measurements over time, four pictures of one history.
+// Measurements over time, several pictures of one history: of a device as it tells it, or added up by spans of time.
 
 import type { ComponentChildren } from "preact";
-import { type History, history, stacked } from "../data/history";
-import type { Telemetry } from "../data/types";
+import { type History, RANGES, type Range, stacked } from "../data/history";
 import { count, figure, NONE, rate, seconds } from "../format";
 import { Chart } from "./chart";
 import { Panel } from "./notes";
 
 interface Props {
-  told: Telemetry[];
-  model: string;
+  made: History;
   note: ComponentChildren;
 }
 
 const TIME = { format: (value: number) => String(value), time: true };
 
-export function LatencyChart({ told, model, note }: Props) {
-  const made = history(told, model);
+/** What is shown: the newest reports (no range), or a range that the controller has added up. */
+export function Ranges({
+  chosen,
+  onChoose,
+  live = false,
+}: {
+  chosen: Range | null;
+  onChoose: (range: Range | null) => void;
+  live?: boolean;
+}) {
+  const offered: (Range | null)[] = live ? [null, ...RANGES] : [...RANGES];
+  return (
+    <fieldset class="ranges">
+      <legend class="hidden">How far back</legend>
+      {offered.map((range) => (
+        <button
+          key={range?.name ?? "live"}
+          type="button"
+          aria-pressed={chosen === range}
+          onClick={() => onChoose(range)}
+        >
+          {range?.name ?? "newest reports"}
+        </button>
+      ))}
+    </fieldset>
+  );
+}
+
+export function LatencyChart({ made, note }: Props) {
   const [device = [], link = [], remote = []] = stacked(made.device, made.link, made.remote);
   const of = (line: (number | null)[]) => (index: number) => seconds(line[index]);
+  const worst = made.worst.some((value) => value !== null);
   return (
     <Panel title="Latency" note={note}>
       <Chart
@@ -31,14 +57,14 @@ export function LatencyChart({ told, model, note }: Props) {
           { label: "link", colour: "link", values: link, told: of(made.link), filled: true, width: 1 },
           { label: "device", colour: "device", values: device, told: of(made.device), filled: true, width: 1 },
           { label: "p95", colour: "ink", values: made.p95, width: 1.25, dashed: true },
+          ...(worst ? [{ label: "worst p95", colour: "faint" as const, values: made.worst, width: 1 }] : []),
         ]}
       />
     </Panel>
   );
 }
 
-export function BandwidthChart({ told, model, note }: Props) {
-  const made = history(told, model);
+export function BandwidthChart({ made, note }: Props) {
   return (
     <Panel title="Link" note={note}>
       <Chart
@@ -56,12 +82,11 @@ export function BandwidthChart({ told, model, note }: Props) {
   );
 }
 
-export function RequestsChart({ told, model, note }: Props) {
-  const made = history(told, model);
+export function RequestsChart({ made, note, per = "report" }: Props & { per?: string }) {
   return (
-    <Panel title="Requests per report" note={note}>
+    <Panel title={`Requests per ${per}`} note={note}>
       <Chart
-        label={`Requests, fallbacks and failures per report. Newest: ${made.requests.at(-1) ?? NONE} requests`}
+        label={`Requests, fallbacks and failures per ${per}. Newest: ${made.requests.at(-1) ?? NONE} requests`}
         x={made.at}
         xAxis={TIME}
         yAxis={{ format: (value) => count(Math.round(value)), least: 0 }}
@@ -75,14 +100,13 @@ export function RequestsChart({ told, model, note }: Props) {
   );
 }
 
-export function PowerChart({ told, model, note }: Props) {
-  const made = history(told, model);
+export function PowerChart({ made, note }: Props) {
   const known = [...made.watts, ...made.celsius].some((value) => value !== null);
   return (
     <Panel title="Power and temperature" note={note}>
       {known ? (
         <Chart
-          label={`Watts and degrees over time. Newest: ${told.at(-1)?.power?.watts ?? NONE} W, ${told.at(-1)?.power?.celsius ?? NONE} °C`}
+          label={`Watts and degrees over time. Newest: ${made.watts.at(-1) ?? NONE} W, ${made.celsius.at(-1) ?? NONE} °C`}
           x={made.at}
           xAxis={TIME}
           yAxis={{ format: (value) => `${figure(value)} W`, least: 0 }}
@@ -93,8 +117,23 @@ export function PowerChart({ told, model, note }: Props) {
           ]}
         />
       ) : (
-        <p class="none">This device has no sensor that tells its power or temperature.</p>
+        <p class="none">No sensor tells power or temperature.</p>
       )}
+    </Panel>
+  );
+}
+
+export function EnergyChart({ made, note }: Props) {
+  if (!made.joules.some((value) => value !== null)) return null;
+  return (
+    <Panel title="Energy per request" note={note}>
+      <Chart
+        label={`Joules per request on the device. Newest: ${figure(made.joules.at(-1) ?? Number.NaN)} J`}
+        x={made.at}
+        xAxis={TIME}
+        yAxis={{ format: (value) => `${figure(value)} J`, least: 0 }}
+        lines={[{ label: "energy", colour: "cut3", values: made.joules, width: 1.75 }]}
+      />
     </Panel>
   );
 }

@@ -1,0 +1,1 @@
+"""How the parts of an installation are: broker, offload server, database, disk, controller processes, gateways."""

@@ -1,0 +1,137 @@
+"""Several processes of one controller: each chunk is published by one of them, whoever was asked for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+
+import pytest
+
+from edgesplit import messages
+from edgesplit_controller.broker import access_rules
+from edgesplit_controller.colleagues import MOST_PASSED, OnDatabase, PassedOn, passed_topic, responsible
+from edgesplit_controller.database import Database
+from edgesplit_controller.delivery import Delivery, Sources
+from edgesplit_controller.lease_tables import LeaseRow
+
+PATIENCE_S = 30.0
+RELEASE = "a" * 64
+CHUNKS = tuple(sha256(str(number).encode()).hexdigest() for number in range(120))
+
+
+def test_every_chunk_has_one_process_and_few_move_when_one_goes() -> None:
+    """All come to the same answer; each has its share; without the third, only its chunks are others'."""
+    before = {chunk: responsible(chunk, (1, 2, 3)) for chunk in CHUNKS}
+    assert before == {chunk: responsible(chunk, (3, 1, 2)) for chunk in CHUNKS}
+    assert all(20 < list(before.values()).count(number) < 60 for number in (1, 2, 3))
+    after = {chunk: responsible(chunk, (1, 2)) for chunk in CHUNKS}
+    assert all(after[chunk] == before[chunk] for chunk in CHUNKS if before[chunk] != 3)
+
+
+def test_who_is_here_is_who_has_a_lease_that_lasts(database_url: str) -> None:
+    """Looked up once a second; one that went, and one that was killed, see to nothing any more."""
+    database, now = Database(database_url), [0.0]
+    me = OnDatabase(database, 1, now=lambda: now[0])
+    assert {me.sees_to(chunk) for chunk in CHUNKS} == {1}
+    with database.write() as session:
+        for number, holder, expires in ((1, "a", 4e9), (2, "b", 4e9), (3, "", 4e9), (4, "killed", 1.0)):
+            session.add(LeaseRow(name=f"process {number}", holder=holder, token=1, expires=expires))
+    assert {me.sees_to(chunk) for chunk in CHUNKS} == {1}
+    now[0] += 1.1
+    assert {me.sees_to(chunk) for chunk in CHUNKS} == {1, 2}
+    database.close()
+
+
+def test_no_device_may_pass_anything_on() -> None:
+    """The topic is a controller's, which no device's name can be, and no rule lets a device write there."""
+    assert passed_topic(2) == "edgesplit/v1/controller.2/passed"
+    assert "passed" not in access_rules()
+
+
+class Here:
+    """A process in a test: which others there are is fixed."""
+
+    def __init__(self, own: int) -> None:
+        self.own = own
+
+    def sees_to(self, chunk: str) -> int:
+        return responsible(chunk, (1, 2))
+
+
+class Broker:
+    """Brings messages from one delivery to the other at once, and keeps who published which chunk."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[int, str]] = []
+        self.processes: dict[int, Delivery] = {}
+        self.changed = threading.Condition()
+        self.full = False
+
+    def channel(self, number: int) -> Channel:
+        return Channel(self, number)
+
+
+class Channel:
+    """One process' session."""
+
+    def __init__(self, broker: Broker, number: int) -> None:
+        self._broker, self._number = broker, number
+
+    def publish(self, topic: str, payload: bytes, **_more: object) -> bool:
+        passed = {one.passed_topic: one for one in self._broker.processes.values()}
+        if topic in passed:
+            if self._broker.full:
+                return False
+            passed[topic].on_message(topic, payload, None)
+            return True
+        with self._broker.changed:
+            self._broker.published.append((self._number, topic.rpartition("/")[2]))
+            self._broker.changed.notify_all()
+        return True
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    made = Broker()
+    sources = Sources(
+        metadata=lambda path: b"",
+        chunk=lambda chunk: b"weights",
+        release_chunks=lambda release: CHUNKS if release == RELEASE else (),
+        hear=lambda said: None,
+        statements=lambda names: {},
+    )
+    for number in (1, 2):
+        made.processes[number] = Delivery(sources, colleagues=Here(number))
+        made.processes[number].start(made.channel(number))
+    yield made
+    for delivery in made.processes.values():
+        delivery.stop()
+
+
+def test_a_chunk_is_published_by_its_process_whoever_is_asked(broker: Broker) -> None:
+    """Two devices ask two processes for the same: each chunk comes from the one that sees to it, and nobody else."""
+    wish = messages.FetchChunks.of(RELEASE, list(range(24)))
+    for number, device in ((1, "cam-1"), (2, "cam-2")):
+        broker.processes[number].on_message(messages.topic(device, "fetch"), messages.encode(wish), None)
+    with broker.changed:
+        assert broker.changed.wait_for(lambda: {one for _, one in broker.published} == set(CHUNKS[:24]), PATIENCE_S)
+    assert all(number == responsible(chunk, (1, 2)) for number, chunk in broker.published)
+    assert {number for number, _ in broker.published} == {1, 2}
+
+
+def test_what_cannot_be_passed_on_is_published_by_who_was_asked(broker: Broker) -> None:
+    """No room in the session: rather twice than never. Garbage on the topic is nobody's chunk."""
+    broker.full = True
+    wish = messages.FetchChunks.of(RELEASE, list(range(24)))
+    broker.processes[1].on_message(broker.processes[1].passed_topic, b"\xff", None)
+    broker.processes[1].on_message(messages.topic("cam-1", "fetch"), messages.encode(wish), None)
+    with broker.changed:
+        assert broker.changed.wait_for(lambda: len(broker.published) == 24, PATIENCE_S)
+    assert {number for number, _ in broker.published} == {1}
+
+
+def test_what_is_passed_on_fits_a_message() -> None:
+    """The longest names and as many chunks as go into one."""
+    longest = PassedOn("d" * 63, RELEASE, CHUNKS[:MOST_PASSED])
+    assert messages.decode(messages.encode(longest), PassedOn, 8_192) == longest
