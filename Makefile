@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ASSETS := cloud_controller/edgesplit_controller/dashboard_assets/index.html
 DASHBOARD := $(shell find cloud_controller/dashboard -name node_modules -prune -o -type f -print)
 
-.PHONY: demo test check bench format pages soak clean dashboard screenshots test-dashboard
+.PHONY: demo test test-arm64 test-boot check bench format pages soak clean dashboard screenshots test-dashboard
 
 demo: $(VENV)/.demo $(ASSETS)
 	$(BIN)/edgectl demo $(DEMO)
@@ -13,6 +13,16 @@ demo: $(VENV)/.demo $(ASSETS)
 test: $(VENV)/.dev $(ASSETS)
 	@tools/dashboard test || [ $$? = 3 ]
 	$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile $(TEST)
+
+# The agent on real arm64 programs, under qemu-user: installed from a flashed card, enrolled at a controller here, split on
+# onnxruntime and on LiteRT. Says what it fetches; a Debian root is made once and kept in out/arm64 (EDGESPLIT_ARM64_CACHE).
+test-arm64: $(VENV)/.dev
+	EDGESPLIT_ARM64=1 $(BIN)/python -m pytest -s -v --timeout 3600 tests/arm64/test_device.py $(TEST)
+
+# A first boot of a flashed card in qemu-system (systemd, cloud-init), with a power cut in the middle that heals; more
+# cuts: EDGESPLIT_BOOT_CUTS=3, at other moments: EDGESPLIT_SEED=7.
+test-boot: $(VENV)/.dev
+	EDGESPLIT_ARM64=1 $(BIN)/python -m pytest -s -v --timeout 7200 tests/arm64/test_first_boot.py $(TEST)
 
 check: $(VENV)/.dev $(ASSETS)
 	tools/dashboard check

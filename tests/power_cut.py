@@ -257,7 +257,7 @@ class Recorder:
     def watching(self) -> Iterator[Recorder]:
         """Everything done by this process meanwhile is seen."""
         names = ("open", "write", "fsync", "fdatasync", "rename", "replace", "unlink", "remove", "mkdir", "rmdir")
-        names += ("symlink", "link", "truncate", "ftruncate")
+        names += ("symlink", "link", "truncate", "ftruncate", "sync")
         unknown = ("sendfile", "copy_file_range", "pwrite", "pwritev", "writev", "posix_fallocate", "mknod", "splice")
         self._real = {name: getattr(os, name) for name in (*names, *unknown)}
         self._open = io.open
@@ -372,6 +372,12 @@ class Recorder:
             node = self._of(number)
             # What is synced here is synced in the log: waiting for this machine's disk would show nothing.
             self._real["fsync"](number) if node is None else self._do(Synced(node), lambda: None)
+
+    def _sync_(self) -> None:
+        """Everything that was done so far is sure."""
+        with self._lock:
+            self._real["sync"]()
+            self.log += [Synced(node) for node in sorted(set(self._nodes.values()))]
 
     def _rename_(self, old: Any, new: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         with self._lock:

@@ -32,6 +32,7 @@ from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.engine import Engine
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.updates import Step, Updater
+from edgesplit_agent.versions.own_version import OwnVersion
 from edgesplit_agent.work import Work
 from edgesplit_agent.worker.host import StartHost, in_process
 from edgesplit_controller.repository import Repository
@@ -52,11 +53,12 @@ def imaginary_disks() -> Iterator[Path]:
     roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**27
     logging.disable(logging.CRITICAL)
     real, os.fsync = os.fsync, lambda descriptor: None
+    real_sync, os.sync = os.sync, lambda: None
     try:
         with tempfile.TemporaryDirectory(prefix="edgesplit-power-", dir=memory if roomy else None) as folder:
             yield Path(folder)
     finally:
-        os.fsync = real
+        os.fsync, os.sync = real, real_sync
         logging.disable(logging.NOTSET)
 
 
@@ -177,8 +179,10 @@ class Machine:
         source: Source,
         moods: Mapping[int, str] | None = None,
         start: StartHost | None = None,
+        own_version: Callable[[DataFolder], OwnVersion] = OwnVersion,
     ) -> None:
-        """`start` hosts releases in place of the runtime that shows what was loaded."""
+        """`start` hosts releases in place of the runtime that shows what was loaded; `own_version`: what the agent's
+        launcher told it."""
         self.source = source
         self.time = 0.0
         self.wall = lambda: source.now
@@ -195,7 +199,8 @@ class Machine:
         self.store = ChunkStore(self.folder.chunks, self.folder.releases)
         self.engine = Engine("pi4", None, own_part=lambda release, error: self.updater.ran(release, error))
         start = start or in_process(lambda plan: Bytes(self.loaded, {} if moods is None else moods))
-        self.work = Work(self.folder, me, self.engine, self.store, start, now=lambda: self.wall())
+        self.work = Work(self.folder, me, self.engine, self.store, start, now=lambda: self.wall(),
+                         own_version=own_version(self.folder))  # fmt: skip
         self.updater = Updater(self.work, clock=lambda: self.time, health_s=HEALTH_S)
 
     # What the network would do

@@ -12,14 +12,15 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from edgesplit import codecs, oip
 from edgesplit.errors import InferenceFailed, MalformedMessage, TrustError, UsageError
 from edgesplit.floor import Floor, breach
 from edgesplit.foreign import ForeignServer
+from edgesplit.later import later
 from edgesplit.names import ModelRef
 from edgesplit.plan import Plan, Row
 from edgesplit.providers import GONE
@@ -27,6 +28,11 @@ from edgesplit.release import Compiled, Golden, Manifest, TensorSpec
 from edgesplit.releases import Release
 from edgesplit.runtime import Tensor, Tensors, Timing
 from edgesplit_agent.worker.host import Host, Job, StartHost
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 log = logging.getLogger(__name__)
 

@@ -38,6 +38,7 @@ from edgesplit.uplink_trace import UplinkTrace
 from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.board import board
+from edgesplit_agent.bundle.wish import BundleWatch
 from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.diagnosis import Diagnosis
 from edgesplit_agent.drift import Drift
@@ -64,6 +65,8 @@ from edgesplit_agent.tuner import Tuner
 from edgesplit_agent.tuning import Allowed, Memory
 from edgesplit_agent.updates import Updater, kept_states, model_states
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.versions.own_version import OwnVersion
+from edgesplit_agent.versions.trial import TRIAL_S
 from edgesplit_agent.way import Way
 from edgesplit_agent.work import Work
 from edgesplit_agent.worker.host import Host, in_process
@@ -109,6 +112,8 @@ class AgentSettings:
     """What no plan may send away, whoever signed it."""
     health_s: float = HEALTH_S
     """A release on trial serves so long without a failure of its own before it is committed."""
+    trial_s: float = TRIAL_S
+    """A new version of the agent has so long to reach the broker and to serve what was served before."""
     foreign: Trust = field(default_factory=Trust)
     """How servers that are not ours are met over TLS."""
     fetch_hours: tuple[Span, ...] = ()
@@ -152,7 +157,14 @@ class AgentSettings:
 class Agent:
     """A device that is enrolled. The folder must be held by the caller."""
 
-    def __init__(self, settings: AgentSettings, folder: DataFolder, identity: Identity) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        folder: DataFolder,
+        identity: Identity,
+        own_version: OwnVersion | None = None,
+    ) -> None:
+        """Without `own_version` it stays the version that it is."""
         self._settings = settings
         self._folder = folder
         self._identity = identity
@@ -190,9 +202,11 @@ class Agent:
             folder, identity, self._engine, store, self._start_host,
             lead=self._way.lead, tuner=self._tuner,
             floor=settings.floor, hours=FetchHours(settings.fetch_hours, hold=self._power.hold),
-            endpoint=lambda: answers(self.url), activated=self._activated,
+            endpoint=lambda: answers(self.url), activated=self._activated, own_version=own_version,
         )  # fmt: skip
-        self._updater = Updater(self._work, health_s=settings.health_s)
+        self._updater = Updater(self._work, health_s=settings.health_s, trial_s=settings.trial_s)
+        self._bundles = BundleWatch(folder.bundle_wish, self._updater)
+        self._work.told_of_bundle = self._bundles.copied
         self._tls = tls
         self._uplink: Uplink | None = None
         quota, oldest_s = settings.telemetry_quota_bytes, settings.telemetry_age_s
@@ -220,6 +234,7 @@ class Agent:
             local_url=self.url,
             certificate=lambda: str(certificate_in_use(self._folder).serial_number),
             outbox=self._outbox,
+            built_for=self._work.built_for,
             on_job=lambda job: self._diagnosis.asked(job),
         )
         self._diagnosis = Diagnosis(
@@ -228,6 +243,7 @@ class Agent:
         self._diagnosis.start()
         self._work.connect(self._uplink)
         self._updater.start(want)
+        self._bundles.start()
         self._uplink.start(self._updater.offer, self._updater.online)
         self._renewing.start()
         if self._gateway is not None:
@@ -244,6 +260,7 @@ class Agent:
     def stop(self) -> None:
         """Finish what runs, say goodbye, close every connection."""
         self._renewing.stop()
+        self._bundles.stop()
         if self._gateway is not None:
             self._gateway.stop()
         for server in (self._local_server, self._server, self._scraped):
@@ -275,6 +292,14 @@ class Agent:
         """The same without TCP; empty where there is no Unix socket."""
         return self._local_server.url if self._local_server is not None else ""
 
+    def proof(self) -> str:
+        """What goes on, in a line, as an application would be told; LinkError where nobody would be answered, and
+        nothing at all where a part of us hangs."""
+        answers(self.url)
+        told = self.status()
+        models = ", ".join(one["model"] for one in told["models"]) or "no model yet"
+        return f"{told['device']}: {models}; {'online' if told['broker']['connected'] else 'no broker'}"
+
     def status(self) -> dict[str, Any]:
         """What people and tools may know; `edgesplit-agent status` shows it."""
         self._engine.catch_up()
@@ -302,6 +327,7 @@ class Agent:
             "wanted": msgspec.to_builtins(model_states(want, have)),
             "safe_mode": have.safe_mode,
             "trouble": have.offer_trouble,
+            "bundle": self._bundles.status(),
             "starts_not_found_healthy": have.starts,
             "joined": self._engine.joined,
             "hedging": dict(self._engine.hedging),

@@ -99,11 +99,11 @@ class ChunkStore:
         self.path(sha256).unlink(missing_ok=True)
         return None
 
-    def make_room(self, layout: Layout, missing: Collection[str], protected: Collection[str]) -> None:
-        """Room for the missing chunks, quota and disk considered: drops what is not protected, the oldest first. NoRoom
-        where that is not enough; then nothing has been written."""
+    def make_room(self, layout: Layout, missing: Collection[str], protected: Collection[str], beside: int = 0) -> None:
+        """Room for the missing chunks and `beside` bytes more, quota and disk considered: drops what is not protected,
+        the oldest first. NoRoom where that is not enough; then nothing has been written."""
         make_folders(self._folder)
-        need = layout.bytes_of(missing) + PAPERS_BYTES
+        need = layout.bytes_of(missing) + PAPERS_BYTES + beside
         while drop := drop_next(layout.release, need, self._disk(), self._stored(), protected):
             log.info("dropped release %s to make room for %s", drop[:12], layout.release[:12])
             self._remove(drop)

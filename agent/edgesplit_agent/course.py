@@ -42,10 +42,12 @@ class Course:
     def ran(self, slices: Iterable[str], release: ActiveRelease, timing: Timing, began: float, *, tail: bool) -> None:
         """These slices ran on the device, one after the other, until now."""
         ended, decodes = perf_counter(), release.decoding
-        decoded = began + sum(timing.seconds.get(name, 0.0) for name in slices if name in decodes)
         if tail:
             self.timeline.add(TAIL, began, ended)
             return
+        decoded = began
+        if decodes:
+            decoded += sum(timing.seconds.get(name, 0.0) for name in slices if name in decodes)
         if decoded > began:
             self.timeline.add(DECODE, began, decoded)
         self.timeline.add(DEVICE, decoded, ended)

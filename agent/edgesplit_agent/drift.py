@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from edgesplit.later import later
 from edgesplit.runtime import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 MOST = 1e15
 """An answer that became NaN or infinite has drifted so far."""

@@ -12,15 +12,14 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import numpy as np
 
 from edgesplit import oip
 from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
 from edgesplit.errors import LinkError, NotFound
 from edgesplit.http1 import Request, Response, error_response, json_response
+from edgesplit.later import later
 from edgesplit.model_statistics import ModelStatistics
 from edgesplit.regions import Regions
 from edgesplit.report import Report, to_parameters
@@ -30,6 +29,11 @@ from edgesplit.triton_calls import EXTENSIONS, TritonCalls
 from edgesplit.wishes import from_parameters
 from edgesplit_agent.active import ActiveRelease
 from edgesplit_agent.engine import DEADLINE_S, Engine, known
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 _LOCAL = re.compile(r"(?:https?://)?(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]{1,80})(?:/versions/(?P<version>[^/]{1,80}))?(?:/(?P<rest>[a-z]+))?")

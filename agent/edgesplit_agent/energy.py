@@ -47,6 +47,9 @@ class EnergyLedger:
         """When, and how many joules beyond idling."""
         self._last: tuple[float, float] | None = None
         self._idle_watts = 0.0
+        self._factor: float | None = None
+        """Measured over predicted power, worked out when the rails are read: never for a request, which would add up
+        a minute's."""
 
     def saw(self, watts: float | None, now: float) -> None:
         """The rails, read once more."""
@@ -58,6 +61,7 @@ class EnergyLedger:
             self._drawn.append((now, long_s, long_s * (watts + before[1]) / 2))
             while self._drawn and self._drawn[0][0] < now - WINDOW_S:
                 self._drawn.popleft()
+            self._factor = self._measured_over_predicted()
 
     def answered(self, plan: Plan, joules: float, whole_s: float, now: float) -> tuple[float, Basis]:
         """Book one request; its joules as best known, and their basis. (0, "") where the plan has no power figures."""
@@ -72,15 +76,17 @@ class EnergyLedger:
     def scale(self, now: float) -> float | None:
         """Measured over predicted power of late; None where it is unknown."""
         with self._lock:
-            if not self._measures or not self._drawn or self._drawn[-1][0] < now - LONGEST_GAP_S:
-                return None
-            watched_s = sum(long_s for _, long_s, _ in self._drawn)
-            begins = self._drawn[0][0] - self._drawn[0][1]
-            while self._spent and self._spent[0][0] < begins:
-                self._spent.popleft()
-            ends = self._drawn[-1][0]
-            predicted = self._idle_watts * watched_s + sum(joules for at, joules in self._spent if at <= ends)
-            measured = sum(joules for _, _, joules in self._drawn)
+            known = self._measures and self._drawn and self._drawn[-1][0] >= now - LONGEST_GAP_S
+            return self._factor if known else None
+
+    def _measured_over_predicted(self) -> float | None:
+        """Of the last minute, as far as the rails have been read. Holds the lock."""
+        begins, ends = self._drawn[0][0] - self._drawn[0][1], self._drawn[-1][0]
+        while self._spent and self._spent[0][0] < begins:
+            self._spent.popleft()
+        watched_s = sum(long_s for _, long_s, _ in self._drawn)
+        predicted = self._idle_watts * watched_s + sum(joules for at, joules in self._spent if at <= ends)
+        measured = sum(joules for _, _, joules in self._drawn)
         if watched_s < ENOUGH_S or predicted <= 0.0:
             return None
         factor = measured / predicted

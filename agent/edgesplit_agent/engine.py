@@ -11,8 +11,7 @@ import difflib
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
@@ -256,7 +255,8 @@ class Engine:
         self, model: str, inputs: Mapping[str, Tensor], deadline_s: float, request_id: str, wishes: Wishes
     ) -> Answer:
         began = perf_counter()
-        with self._leased(model) as (release, cloud):
+        release, cloud = self._leased(model)
+        try:
             oip.check_tensors(inputs, release.inputs)
             if not 0 < deadline_s <= LONGEST_DEADLINE_S:
                 raise UsageError(f"a deadline of {deadline_s} s")
@@ -269,10 +269,12 @@ class Engine:
             key = key_of(model, request_id, inputs)
             wait_s = request.left_s - self._settings.margin_s / 2
             return self._once.answer(key, wait_s, lambda: self._answered(request))
+        finally:
+            release.give_back()
 
-    @contextmanager
-    def _leased(self, model: str) -> Iterator[tuple[ActiveRelease, Cloud]]:
-        """The release that answers now, held on to before another can take its place, and its server. NotFound."""
+    def _leased(self, model: str) -> tuple[ActiveRelease, Cloud]:
+        """The release that answers now, held on to before another can take its place, and its server: the caller gives
+        the release back. NotFound."""
         with self._lock:
             release, cloud = self._serving.get(model), self._cloud
             if release is not None:
@@ -280,10 +282,7 @@ class Engine:
                 release.lease()
         if release is None:
             raise NotFound(f"no model {model[:80]!r} runs here; {known(model, self._serving)}")
-        try:
-            yield release, cloud
-        finally:
-            release.give_back()
+        return release, cloud
 
     # One request
 
@@ -420,7 +419,7 @@ class Engine:
         predicted = spent_j(choice.row, plan_.power, told.device_s + told.encode_s, told.latency_s, max(0.0, moving_s))
         self._chooser.spent(predicted - plan_.power.idle_watts * told.latency_s)
         joules, basis = self._power.ledger.answered(plan_, predicted, told.latency_s, monotonic())
-        return replace(answer, report=msgspec.structs.replace(told, joules=joules, joules_basis=basis))
+        return Answer(answer.outputs, msgspec.structs.replace(told, joules=joules, joules_basis=basis))
 
     def _own_part(self, request: Request, row: Row) -> Live:
         """What the device does first by this row; learns how fast it is beside its plan."""

@@ -7,7 +7,10 @@
     releases/…      whole releases, as edgesplit.releases lays them out
     current.json    per model what runs and what is on trial (`activation`): its one rename is the activation
     session.json    number of the newest MQTT session, only ever growing
+    bundle.json     which bundle the agent shall take (`bundle.wish`)
     late/           telemetry that waits for a link (`ring`)
+    versions.json   which version of the agent runs (`versions.slots`); versions/… those that came as releases
+    format.json     the format of all this: only a version that was found healthy raises it
     agent.json      how to reach the agent while it runs
     agent.sock      where applications reach it without TCP, while it runs
 
@@ -32,6 +35,10 @@ from edgesplit_agent.activation import Current
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+FORMAT, OLDEST_FORMAT = 1, 1
+"""What this version writes, and the oldest that it reads. A version on trial writes nothing that the one before could
+not read: what takes a higher number is written once the trial is over (`settle_format`), and never before."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +71,14 @@ class _Session(msgspec.Struct, frozen=True):
     number: int = 0
 
 
+class FolderHeld(UsageError):
+    """Another agent runs on the folder."""
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int = 1
+
+
 class DataFolder:
     """One agent's folder. `hold` makes it exclusively ours for the life of the process."""
 
@@ -81,13 +96,25 @@ class DataFolder:
         self.chunks = path / "chunks"
         self.releases = path / "releases"
         self.late = path / "late"
+        self.bundle_wish = path / "bundle.json"
         self.socket = path / "agent.sock"
         self._lock_file: int | None = None
         self._session_lock = threading.Lock()
         self._session = 0
 
     def hold(self) -> None:
-        """Take the folder for this process; UsageError where another agent has it or it cannot be written."""
+        """Take the folder for this process; UsageError where another agent has it, or it cannot be written or read."""
+        self.lock()
+        if self.format > FORMAT:
+            self.release()
+            raise UsageError(
+                f"{self.path} was written by a newer edgesplit-agent (format {self.format}, this version reads up to"
+                f" {FORMAT}): install that version again"
+            )
+        self.sweep()
+
+    def lock(self) -> None:
+        """Keep others out, whatever is in the folder; UsageError as for `hold`."""
         try:
             make_folders(self.path)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -97,9 +124,18 @@ class DataFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            raise UsageError(f"another edgesplit-agent runs on {self.path}") from error
+            raise FolderHeld(f"another edgesplit-agent runs on {self.path}") from error
         self._lock_file = descriptor
-        self.sweep()
+
+    @property
+    def format(self) -> int:
+        """Of what lies here; a folder that does not say it is of the first."""
+        return (self._read(self.path / "format.json", _Format) or _Format()).format
+
+    def settle_format(self) -> None:
+        """From now on this version's format may be written here, which older ones do not read. OSError: it may not."""
+        if self.format != FORMAT:
+            write_durably(self.path / "format.json", msgspec.json.encode(_Format(FORMAT)))
 
     def sweep(self) -> None:
         """What a power cut left half written is nobody's, now that the folder is ours (`hold`, or whoever knows)."""

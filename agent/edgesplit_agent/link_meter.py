@@ -9,9 +9,12 @@ the estimate stands how wrong it tends to be: `spread` and `fades`, from which `
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from edgesplit.plan import Conditions, Link
+from edgesplit.settled import settle
 from edgesplit_agent.odds import Odds
 
 SLOWEST_BYTES_PER_S = 500.0
@@ -36,8 +39,7 @@ WIDEST = 1.5
 """A belief is never wider than this: a factor of 4.5 either way."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkMeter:
+class LinkMeter(msgspec.Struct, frozen=True):
     """The estimates. Starts from the link that the plan was made for."""
 
     rtt_s: float
@@ -133,3 +135,6 @@ class LinkMeter:
 def probe_due(now: float, last_sent: float, idle_s: float) -> bool:
     """Whether the link should be probed: only when nothing else was sent for a while."""
     return now - last_sent >= idle_s
+
+
+settle(__name__)

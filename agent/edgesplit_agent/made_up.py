@@ -6,13 +6,18 @@ What is compared is the release with itself: each setup must give what the first
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from edgesplit import oip
 from edgesplit.errors import InferenceFailed
+from edgesplit.later import later
 from edgesplit.runtime import Tensors
 from edgesplit_agent.active import ActiveRelease, close
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 SEED = 20_261_121
 

@@ -1,4 +1,7 @@
-"""`edgesplit-agent`: run, status, enrol, unit. Exit codes are those of edgesplit.errors."""
+"""`edgesplit-agent`: run, status, enrol; unit, supervise and doctor are in `service`.
+
+Exit codes are those of edgesplit.errors.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import http.client
 import json
 import logging
 import math
+import os
 import re
 import socket
 import sys
@@ -19,7 +23,7 @@ from urllib.parse import urlsplit
 import edgesplit
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.floor import Floor
-from edgesplit.lifetime import add_die_with_parent, end_with_parent, on_stop_signals, wait_until
+from edgesplit.lifetime import add_die_with_parent, end_with_parent, on_stop_signals
 from edgesplit.links import host_and_port, parse_link, parse_rate
 from edgesplit.providers import PROVIDERS, check_names
 from edgesplit.runtime.setup import Optimise
@@ -31,17 +35,25 @@ from edgesplit.wishes import Hedge
 from edgesplit_agent.activation import HEALTH_S
 from edgesplit_agent.active import RELATIVE_TOLERANCE
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
+from edgesplit_agent.bundle import command as bundle
 from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
 from edgesplit_agent.fetch_hours import parse_span
-from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.foreign import Trust
 from edgesplit_agent.gateway import listen_address
 from edgesplit_agent.logbook import keep_log
 from edgesplit_agent.ring import OLDEST_S, QUOTA_BYTES
-from edgesplit_agent.service.unit import Places, unit
+from edgesplit_agent.service.commands import add_service_commands
+from edgesplit_agent.service.enrolling import discard_claim, enrol_as_service, is_own
+from edgesplit_agent.service.notify import Manager
+from edgesplit_agent.service.pulse import Pulse
 from edgesplit_agent.stance import POLICIES, parse_watts
 from edgesplit_agent.stance import Wishes as PowerWishes
+from edgesplit_agent.versions import launch
+from edgesplit_agent.versions.launch import Launched
+from edgesplit_agent.versions.own_version import OwnVersion
+from edgesplit_agent.versions.trial import TRIAL_S
 
 log = logging.getLogger("edgesplit_agent")
 T = TypeVar("T")
@@ -51,7 +63,10 @@ LONGEST_HEALTH_S = 86_400.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
-    options = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["launch"]:
+        launch.main(words[1:])
+    options = _parser().parse_args(words)
     try:
         return int(options.command(options))
     except EdgeError as error:
@@ -69,15 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"edgesplit-agent {edgesplit.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="serve models until stopped")
-    _data(run)
-    _whereabouts(run)
-    _releases(run)
-    _power(run)
-    _applications(run)
-    _models(run)
-    add_die_with_parent(run)
-    _seen(run)
+    _run_options(run)
     run.set_defaults(command=_run)
+    commands.add_parser("launch", help="as run, in the version of the agent that is to run: for services")
     status = commands.add_parser("status", help="what the agent on this folder does now")
     _data(status)
     status.set_defaults(command=_status)
@@ -86,17 +95,28 @@ def _parser() -> argparse.ArgumentParser:
     enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
     enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     enrolment.set_defaults(command=_enrol)
-    told = commands.add_parser("unit", help="print the systemd unit of an installation")
-    told.add_argument("--prefix", type=Path, default=Places.prefix, metavar="DIR", help=f"(default {Places.prefix})")
-    told.add_argument("--data", type=Path, default=Places.data, metavar="DIR", help=f"(default {Places.data})")
-    told.add_argument("--user", default=Places.user, metavar="NAME", help=f"(default {Places.user})")
-    told.set_defaults(command=_unit)
+    bundle.add(commands, _asked)
+    add_service_commands(commands, _run_options)
     return parser
+
+
+def _run_options(run: argparse.ArgumentParser) -> None:
+    _data(run)
+    _whereabouts(run)
+    _releases(run)
+    _power(run)
+    _applications(run)
+    _models(run)
+    add_die_with_parent(run)
+    _seen(run)
 
 
 def _whereabouts(run: argparse.ArgumentParser) -> None:
     """Who it is and whom it talks to."""
-    run.add_argument("--claim", type=Path, metavar="FILE", help="enrol with this claim first, if not enrolled yet")
+    run.add_argument(
+        "--claim", type=Path, metavar="FILE",
+        help="enrol with this claim first, if not enrolled yet; one that lies in DIR is erased once it served",
+    )  # fmt: skip
     run.add_argument(
         "--port", type=_port, default=8600, metavar="N", help="of the local endpoint; 0: any (default 8600)"
     )
@@ -140,6 +160,11 @@ def _releases(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"a new release serves so long without a failure of its own before it is committed (default {HEALTH_S:g})",
     )
+    run.add_argument(
+        "--trial-seconds", type=_seconds, default=TRIAL_S, metavar="N",
+        help="a new version of the agent itself has so long to reach the broker and serve what was served before"
+        f" (default {TRIAL_S:g})",
+    )  # fmt: skip
     run.add_argument(
         "--fetch-window", type=_told(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
         help="fetch releases only then, local time; may cross midnight and be given several times",
@@ -377,22 +402,29 @@ def _trace(options: argparse.Namespace) -> UplinkTrace | None:
 def _run(options: argparse.Namespace) -> int:
     logs.configure(options.log_level, options.log_format)
     keep_log()
+    launched = Launched.of(os.environ)
+    manager = Manager.of(os.environ)
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
-    stop = threading.Event()
-    on_stop_signals(stop.set)
+    stop, asked, again = threading.Event(), threading.Event(), threading.Event()
+
+    def end() -> None:
+        asked.set()
+        stop.set()
+
+    on_stop_signals(end)
     if options.die_with_parent is not None:
         end_with_parent(options.die_with_parent)
     folder = DataFolder(options.data)
     folder.hold()
+
+    def restart() -> None:
+        again.set()
+        stop.set()
+
     try:
-        identity = folder.enrolled()
-        if identity is None or options.claim is not None:
-            if options.claim is None:
-                raise UsageError(f"{options.data} is not enrolled: give a claim with --claim FILE")
-            if identity is None or options.claim.exists():  # an enrolled device needs its claim no more
-                claim = read_claim(options.claim)
-                check(options)
-                identity = enrol_patiently(folder, claim, options.controller, stop.wait)
+        own_version = OwnVersion(folder, launched, restart)
+        own_version.settle_format()
+        identity = _enrolled(options, folder, manager, stop)
         if identity is not None:
             logs.always(device=identity.device)
             _serve(AgentSettings(
@@ -400,6 +432,7 @@ def _run(options: argparse.Namespace) -> int:
                 broker=options.broker, link=options.link, threads=options.threads, socket=_socket(options),
                 floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
+                trial_s=options.trial_seconds,
                 fetch_hours=tuple(options.fetch_window),
                 foreign=_foreign(options),
                 metrics=options.metrics, gateway_metrics=options.gateway_metrics or "", log_format=options.log_format,
@@ -411,20 +444,52 @@ def _run(options: argparse.Namespace) -> int:
                 isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
                 providers=options.providers, optimise=options.mode,
                 gateway=options.gateway,
-            ), folder, identity, stop)  # fmt: skip
+            ), folder, identity, own_version, stop, manager)  # fmt: skip
     finally:
         folder.release()
+    if again.is_set() and not asked.is_set() and launched is not None:
+        launched.again()
     return 0
 
 
-def _serve(settings: AgentSettings, folder: DataFolder, identity: Any, stop: threading.Event) -> None:
-    agent = Agent(settings, folder, identity)
+def _enrolled(
+    options: argparse.Namespace, folder: DataFolder, manager: Manager, stop: threading.Event
+) -> Identity | None:
+    """Who we are, by the claim where we are not yet; None when we shall stop."""
+    identity, claim_file = folder.enrolled(), options.claim
+    if claim_file is None:
+        if identity is None:
+            raise UsageError(f"{options.data} is not enrolled: give a claim with --claim FILE")
+        return identity
+    if identity is None and manager.listens:
+        check(options)
+        identity = enrol_as_service(folder, claim_file, options.controller, stop.wait, manager)
+    elif identity is None or (claim_file.exists() and not is_own(claim_file, folder)):
+        claim = read_claim(claim_file)
+        check(options)
+        identity = enrol_patiently(folder, claim, options.controller, stop.wait)
+    if identity is not None:
+        discard_claim(claim_file, folder, identity)
+    return identity
+
+
+def _serve(
+    settings: AgentSettings,
+    folder: DataFolder,
+    identity: Identity,
+    own_version: OwnVersion,
+    stop: threading.Event,
+    manager: Manager,
+) -> None:
+    agent = Agent(settings, folder, identity, own_version)
     try:
         agent.start()
         said = " (emulated)" if settings.emulate else ""
         print(f"edgesplit-agent: {identity.device}{said} listening on {agent.url}", flush=True)
-        wait_until(stop)
+        manager.ready(f"{identity.device} listening on {agent.url}")
+        Pulse(manager, agent.proof).keep(stop)
     finally:
+        manager.stopping()
         agent.stop()
 
 
@@ -439,26 +504,26 @@ def _enrol(options: argparse.Namespace) -> int:
     return 0
 
 
-def _unit(options: argparse.Namespace) -> int:
-    print(unit(Places(options.prefix, options.data, options.user)), end="")
+def _status(options: argparse.Namespace) -> int:
+    print(json.dumps(_asked(DataFolder(options.data)), indent=2))
     return 0
 
 
-def _status(options: argparse.Namespace) -> int:
-    here = DataFolder(options.data).here()
+def _asked(folder: DataFolder) -> dict[str, Any]:
+    """What the agent on that folder says of itself."""
+    here = folder.here()
     if here is None:
-        raise UsageError(f"no agent runs on {options.data}")
+        raise UsageError(f"no agent runs on {folder.path}")
     parts = urlsplit(here.url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=5)
     try:
         connection.request("GET", STATUS_PATH)
-        status = json.loads(connection.getresponse().read())
+        status: dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise LinkError(f"the agent on {options.data} does not answer at {here.url}: {error}") from error
+        raise LinkError(f"the agent on {folder.path} does not answer at {here.url}: {error}") from error
     finally:
         connection.close()
-    print(json.dumps(status, indent=2))
-    return 0
+    return status
 
 
 if __name__ == "__main__":

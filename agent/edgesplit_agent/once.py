@@ -14,12 +14,16 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Generic, TypeVar, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError
+from edgesplit.later import later
 from edgesplit.runtime import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 T = TypeVar("T")
 Key = tuple[object, ...]

@@ -6,7 +6,7 @@ and what a prediction got wrong, or a deadline's hedge cost, is taken off what t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 WINDOW_S = 10.0
 """So much of the budget can be saved up, or owed."""
@@ -30,4 +30,4 @@ class PowerBank:
 
     def spent(self, joules: float) -> PowerBank:
         """After an inference that took so much beyond idling."""
-        return replace(self, saved_j=max(-self.most_j, self.saved_j - joules))
+        return PowerBank(max(-self.most_j, self.saved_j - joules), self.at, self.most_j)

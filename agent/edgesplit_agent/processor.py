@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from time import perf_counter
 
 from edgesplit.errors import DeadlineExceeded, Dropped
@@ -40,9 +39,12 @@ class Processor:
         """Whether somebody waits for a turn."""
         return bool(self._waiting)
 
-    @contextmanager
-    def admitted(self, place: Place) -> Iterator[None]:
+    def admitted(self, place: Place) -> AbstractContextManager[None]:
         """Have a place in the queue. Busy or Dropped, at once, where there is none."""
+        return _Admitted(self, place)
+
+    def enter(self, place: Place) -> None:
+        """As `admitted`, until `leave`."""
         with self._lock:
             self._arrived += 1
             place.number = self._arrived
@@ -54,27 +56,21 @@ class Processor:
             if victim is not None:
                 self._drop(victim)
             self._here.add(place)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._here.discard(place)
+
+    def leave(self, place: Place) -> None:
+        """Its place is free."""
+        with self._lock:
+            self._here.discard(place)
 
     def begin(self, place: Place) -> None:
         """It needs no turn to begin. Dropped, where it gave its place to another frame."""
         with self._lock:
             self._begin(place)
 
-    @contextmanager
-    def turn(self, place: Place, by: float) -> Iterator[None]:
+    def turn(self, place: Place, by: float) -> AbstractContextManager[None]:
         """Have the processor. DeadlineExceeded where it is not free `by` then (of perf_counter), Dropped where the
         place was given to another frame meanwhile, Withdrawn after `withdraw`."""
-        self._wait(place, by)
-        began = perf_counter()
-        try:
-            yield
-        finally:
-            self._pass_on(place, perf_counter() - began)
+        return _Turn(self, place, by)
 
     def withdraw(self, place: Place) -> None:
         """End its waiting for a turn, if it waits."""
@@ -83,7 +79,8 @@ class Processor:
         if gate is not None:
             gate.release()
 
-    def _wait(self, place: Place, by: float) -> None:
+    def wait(self, place: Place, by: float) -> None:
+        """As `turn`, until `pass_on`."""
         with self._lock:
             if self._holder is None:
                 self._begin(place)
@@ -104,7 +101,8 @@ class Processor:
             raise Withdrawn
         raise DeadlineExceeded("the device's processor was not free before the deadline")
 
-    def _pass_on(self, place: Place, seconds: float) -> None:
+    def pass_on(self, place: Place, seconds: float) -> None:
+        """It had the processor so long; whoever is next has it now."""
         with self._lock:
             self._holder = None
             self._shares.end(place.model, seconds)
@@ -132,3 +130,38 @@ class Processor:
         gate = self._waiting.pop(victim, None)
         if gate is not None:
             gate.release()
+
+
+class _Admitted:
+    """A place in the queue, while what is inside runs. A class of its own, as `_Turn`: a generator costs each request
+    several times as much."""
+
+    __slots__ = ("_place", "_processor")
+
+    def __init__(self, processor: Processor, place: Place) -> None:
+        self._processor = processor
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._processor.enter(self._place)
+
+    def __exit__(self, *_: object) -> None:
+        self._processor.leave(self._place)
+
+
+class _Turn:
+    """The processor, while what is inside runs."""
+
+    __slots__ = ("_began", "_by", "_place", "_processor")
+
+    def __init__(self, processor: Processor, place: Place, by: float) -> None:
+        self._processor = processor
+        self._place = place
+        self._by = by
+
+    def __enter__(self) -> None:
+        self._processor.wait(self._place, self._by)
+        self._began = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._processor.pass_on(self._place, perf_counter() - self._began)

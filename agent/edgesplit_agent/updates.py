@@ -4,7 +4,8 @@
 tried again after a jittered pause, a thing that must not be believed never for that statement, and every other model
 goes on meanwhile. A newer statement supersedes an older one in any state. What runs keeps running until its successor
 is staged, verified and has answered its golden inputs; the successor runs on trial, and what ran before it stays whole,
-until it was found healthy (`activation`).
+until it was found healthy (`activation`). The agent's own version is one more thing that is wanted: activating it ends
+this process, and its trial is judged otherwise (`versions.trial`); while it lasts nothing else is changed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from edgesplit.agent_release import AGENT
 from edgesplit.errors import (
     EdgeError,
     Expired,
@@ -32,11 +34,14 @@ from edgesplit.pace import THREADS
 from edgesplit.release import Statement
 from edgesplit_agent.activation import HEALTH_S, Trial, judge, why
 from edgesplit_agent.fetch_hours import NotNow
+from edgesplit_agent.versions.trial import TRIAL_S, OwnTrial, judge_own, looks_at, why_own
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+BUNDLE_TRIES, BUNDLE_PATIENCE = 1_800, 2
+"""A bundle whose stick was pulled is looked for every second or two, for about an hour."""
 LOCAL_TRIES = 5
 """What needs only this device's disk is tried again after as long a pause as what has failed so often."""
 FINAL = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
@@ -48,6 +53,13 @@ class Consider:
     """Refresh the metadata and decide whether the statement that came is believed."""
 
     raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBundle:
+    """Have what is wanted from a bundle that was brought here."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,7 @@ class Report:
 
 Step = (
     Consider
+    | TakeBundle
     | FetchManifest
     | FetchMissing
     | Stage
@@ -186,6 +199,8 @@ class Standing:
     """Why the agent is in it."""
     starts: int = 0
     """Since one was found healthy, this one included; 0 once it was."""
+    served_before: frozenset[str] = frozenset()
+    """What the agent's version before the one on trial served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +213,9 @@ class DeviceState:
     offer_retry_at: float = 0.0
     offer_trouble: str = ""
     """Why the newest offer is not obeyed."""
+    bundle: str = ""
+    """The path of a bundle that is still to be taken, or to be gone on with."""
+    bundle_retry_at: float = 0.0
     releases: Mapping[str, ReleaseState] = field(default_factory=dict)
     running: Mapping[str, str] = field(default_factory=dict)
     """Release by model."""
@@ -216,6 +234,8 @@ class DeviceState:
     health_s: float = HEALTH_S
     local_retry_at: float = 0.0
     """When what needs only this device's disk is tried again."""
+    own_trial: OwnTrial | None = None
+    """What was seen of the agent's own version, where that is on trial."""
 
 
 def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | None:
@@ -223,9 +243,11 @@ def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | N
     step = health_step(have, now)
     if step is not None:
         return step
+    if have.bundle and now >= have.bundle_retry_at:
+        return TakeBundle(have.bundle)
     if have.online and have.offer is not None and now >= have.offer_retry_at:
         return Consider(have.offer)
-    if want is None:
+    if want is None or have.own_trial is not None:
         return _report(have, now)
     for wanted in want.releases:
         step = _towards(wanted.model, wanted.release, have, now) or _repair(wanted.model, wanted.release, have, now)
@@ -243,7 +265,16 @@ def health_step(have: DeviceState, now: float) -> Step | None:
     """What the health of this start and of what is on trial asks for: it waits for no network, and for no download."""
     if now < have.local_retry_at:
         return None
+    if have.own_trial is not None:
+        own = judge_own(have.own_trial, have.running, now, have.health_s)
+        if own != "wait":
+            release = have.own_trial.release
+            return (
+                Commit(AGENT) if own == "healthy" else RollBack(AGENT, release, why_own(have.own_trial, have.running))
+            )
     for model, trial in sorted(have.trials.items()):
+        if model == AGENT:
+            continue
         verdict = judge(trial, now, have.health_s)
         if verdict == "unhealthy":
             return RollBack(model, trial.release, why(trial))
@@ -293,7 +324,7 @@ def _repair(model: str, wanted: str, have: DeviceState, now: float) -> Step | No
 
 def _tidy(want: Statement, have: DeviceState, now: float) -> Step | None:
     """What is left to do once no wanted model can be brought further."""
-    unwanted = sorted(set(have.running) - {wanted.model for wanted in want.releases})
+    unwanted = sorted(set(have.running) - {AGENT} - {wanted.model for wanted in want.releases})  # an agent must run
     if unwanted and now >= have.local_retry_at:
         return Retire(unwanted[0])
     litter = have.litter and now >= have.local_retry_at
@@ -308,17 +339,20 @@ def wake_at(have: DeviceState, now: float) -> float:
     moments = [state.retry_at for state in have.releases.values() if state.tries and not state.refused]
     if have.online and have.offer is not None:
         moments.append(have.offer_retry_at)
+    if have.bundle:
+        moments.append(have.bundle_retry_at)
     if have.online and not have.reported:
         moments.append(have.report_retry_at)
     moments += [have.local_retry_at, have.began + have.health_s]
     moments += [trial.since + have.health_s for trial in have.trials.values()]
+    moments += looks_at(have.own_trial, have.health_s) if have.own_trial is not None else []
     return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
 def model_states(want: Statement | None, have: DeviceState) -> tuple[ModelState, ...]:
     """What is reported of each model."""
     wanted = {one.model: one.release for one in want.releases} if want else {}
-    names = sorted({*wanted, *have.running})
+    names = sorted({*wanted, *have.running} - ({AGENT} - {*wanted}))
     return tuple(_model_state(model, wanted.get(model, ""), have) for model in names)
 
 
@@ -383,6 +417,10 @@ class Hands(Protocol):
 
     def consider(self, raw: bytes) -> Statement:
         """The statement, if it is to be believed and obeyed."""
+        ...
+
+    def take_bundle(self, path: str, believed: Callable[[Statement], None], superseded: Callable[[], bool]) -> str:
+        """Have what is wanted from that bundle; what there is to say of it, for people."""
         ...
 
     def fetch_manifest(self, release: str) -> None:
@@ -450,6 +488,16 @@ class Hands(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """What has become of a bundle that was brought, for people."""
+
+    number: str = ""
+    state: Literal["", "taking", "waiting", "taken", "refused"] = ""
+    detail: str = ""
+    tries: int = 0
+
+
 class Updater:
     """The loop. `offer`, `online` and `ran` may be called from any thread; steps run on its own."""
 
@@ -460,8 +508,11 @@ class Updater:
         clock: Callable[[], float] = monotonic,
         health_s: float = HEALTH_S,
         dice: random.Random = THREADS.dice,
+        trial_s: float = TRIAL_S,
     ) -> None:
-        """`dice`: by which tries after a failure are spread."""
+        """`dice`: by which tries after a failure are spread; `trial_s`: how long the agent's own version has to prove
+        itself."""
+        self._trial_s = trial_s
         self._hands = hands
         self._clock = clock
         self._dice = dice
@@ -470,6 +521,7 @@ class Updater:
         self._have = DeviceState(health_s=health_s)
         self._offers = 0
         self._offer_tries = 0
+        self._bundle = Taking()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="updates", daemon=True)
 
@@ -501,6 +553,19 @@ class Updater:
             self._have = replace(self._have, offer=raw, offer_retry_at=0.0)
             self._changed.notify_all()
 
+    def take_bundle(self, number: str, path: str) -> None:
+        """A bundle was brought; the newest supersedes one that is waited for. `number` tells it from others."""
+        with self._changed:
+            self._bundle = Taking(number, "taking")
+            self._have = replace(self._have, bundle=path, bundle_retry_at=0.0)
+            self._changed.notify_all()
+
+    @property
+    def taking(self) -> Taking:
+        """What has become of the newest bundle."""
+        with self._changed:
+            return self._bundle
+
     def online(self, is_online: bool) -> None:
         """The broker is there or gone. Back online, nothing waits for its pause to end."""
         with self._changed:
@@ -509,6 +574,9 @@ class Updater:
             reported = self._have.reported and not is_online
             self._have = replace(self._have, online=is_online, releases=releases, reported=reported)
             self._have = replace(self._have, offer_retry_at=0.0, report_retry_at=0.0)
+            if self._have.own_trial is not None:
+                since = self._clock() if is_online else None
+                self._have = replace(self._have, own_trial=replace(self._have.own_trial, online_since=since))
             self._changed.notify_all()
 
     def ran(self, release: str, error: Exception | None) -> None:
@@ -547,7 +615,7 @@ class Updater:
     def take_step(self) -> Step | None:
         """Carry out the next step, if there is one now; which it was."""
         with self._changed:
-            step = next_step(self._want, self._have, self._clock())
+            step = None if self._stopping else next_step(self._want, self._have, self._clock())
         if step is None:
             return None
         try:
@@ -557,11 +625,16 @@ class Updater:
             if not isinstance(error, (EdgeError, OSError)):
                 log.exception("step %s failed", step)
             self._failed(step, error)
+        else:
+            if isinstance(step, (Activate, RollBack)) and step.model == AGENT:
+                self._stopping = True  # what follows is the next process's to do
         return step
 
     def _carry_out(self, step: Step) -> None:
         if isinstance(step, Consider):
             self._consider(step.raw)
+        elif isinstance(step, TakeBundle):
+            self._take(step)
         elif isinstance(step, FetchManifest):
             self._hands.fetch_manifest(step.release)
             self._became(step.release, self._hands.look(step.release))
@@ -599,8 +672,24 @@ class Updater:
             self._hands.clean(self._want)
             self._note(litter=False)
 
+    def _take(self, step: TakeBundle) -> None:
+        said = self._hands.take_bundle(step.path, self._believe, self._busy)
+        with self._changed:
+            interrupted = self._busy() and not self._stopping
+            if self._have.bundle == step.path and not interrupted:
+                self._have = replace(self._have, bundle="", reported=False)
+                self._bundle = Taking(self._bundle.number, "taken", said)
+        self._note(releases=self._looks(self._want))
+
+    def _busy(self) -> bool:
+        """What is copied from a bundle gives way to the health of what runs."""
+        return self._stopping or health_step(self._have, self._clock()) is not None
+
     def _consider(self, raw: bytes) -> None:
-        statement = self._hands.consider(raw)
+        self._believe(self._hands.consider(raw), raw)
+
+    def _believe(self, statement: Statement, raw: bytes = b"") -> None:
+        """Want what this statement says, which came as `raw`, or in a bundle."""
         log.info(
             "statement %d: %s", statement.counter, ", ".join(f"{w.model}={w.release[:12]}" for w in statement.releases)
         )
@@ -657,7 +746,16 @@ class Updater:
             self._have = replace(
                 self._have, running=stands.running, committed=stands.committed, held=stands.held,
                 safe_mode=stands.safe_mode, starts=stands.starts, trials=trials,
+                own_trial=self._own_trial(stands),
             )  # fmt: skip
+
+    def _own_trial(self, stands: Standing) -> OwnTrial | None:
+        """What is known of the agent's version on trial; it is this process, so it began with it."""
+        release, seen = stands.trials.get(AGENT, ""), self._have.own_trial
+        if not release or (seen is not None and seen.release == release):
+            return seen if release else None
+        since = self._clock() if self._have.online else None
+        return OwnTrial(release, self._have.began, self._trial_s, stands.served_before, since)
 
     def _looks(self, statement: Statement | None) -> dict[str, ReleaseState]:
         """How far what is wanted has come, and what was committed before and does not run."""
@@ -691,6 +789,8 @@ class Updater:
         with self._changed:
             if isinstance(step, Consider):
                 self._offer_failed(step, error, now, jitter)
+            elif isinstance(step, TakeBundle):
+                self._bundle_failed(step, error, now, jitter)
             elif isinstance(step, Report):
                 self._have = replace(self._have, reported=False, report_retry_at=now + pause_after(1, jitter))
             elif isinstance(step, CheckAgain):
@@ -705,6 +805,17 @@ class Updater:
                 reported = self._have.reported and known
                 releases = {**self._have.releases, step.release: state}
                 self._have = replace(self._have, releases=releases, reported=reported)
+
+    def _bundle_failed(self, step: TakeBundle, error: Exception, now: float, jitter: float) -> None:
+        """A medium that is gone or fails is waited for a while; anything else, and what has expired, ends it."""
+        if self._have.bundle != step.path:
+            return
+        tries = self._bundle.tries + 1
+        gone = isinstance(error, (LinkError, OSError)) and tries < BUNDLE_TRIES
+        state: Literal["waiting", "refused"] = "waiting" if gone else "refused"
+        self._bundle = Taking(self._bundle.number, state, str(error) or type(error).__name__, tries)
+        retry_at = now + pause_after(min(tries, BUNDLE_PATIENCE), jitter)
+        self._have = replace(self._have, bundle=step.path if gone else "", bundle_retry_at=retry_at)
 
     def _offer_failed(self, step: Consider, error: Exception, now: float, jitter: float) -> None:
         """A statement that is not believed is gone; one that could not be checked or kept just now waits."""

@@ -115,6 +115,7 @@ class Uplink:
         certificate: Callable[[], str] = str,
         fetch_bytes_per_s: float = math.inf,
         simulated: bool = False,
+        built_for: str = "",
         rhythm: Rhythm | None = None,
         connect: Connect = Session,
         pace: Pace = THREADS,
@@ -129,6 +130,7 @@ class Uplink:
         self._reports = 0
         self._certificate = certificate
         self._simulated = simulated
+        self._built_for = built_for
         self._rhythm = rhythm or Rhythm()
         self._pace = pace
         self._start_mark = secrets.token_hex(8)
@@ -236,6 +238,7 @@ class Uplink:
             start=self._start_mark,
             certificate=self._certificate(),
             simulated=self._simulated,
+            built_for=self._built_for,
         )
         self._publish("birth", birth, wait_s=None)
         if self._outbox is not None:

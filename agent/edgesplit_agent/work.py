@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
+from edgesplit.agent_release import AGENT, is_agent
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.floor import Floor
 from edgesplit.key_file import has_keys, write_keys
@@ -22,15 +24,19 @@ from edgesplit.trust import Fetch, TrustStore, verify_manifest, verify_statement
 from edgesplit_agent import activation
 from edgesplit_agent.activation import Current, Slots
 from edgesplit_agent.active import ActiveRelease, check_golden, golden_inputs, load, plan_for
+from edgesplit_agent.bundle.carrier import Carrier
+from edgesplit_agent.bundle.source import open_bundle
 from edgesplit_agent.chunks import ChunkStore, Layout
 from edgesplit_agent.drift import Drift, drift_of, worst
 from edgesplit_agent.fetch_hours import FetchHours
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.given_keys import GivenKeys
 from edgesplit_agent.made_up import like_now, made_up_inputs
+from edgesplit_agent.room import PAPERS_BYTES
 from edgesplit_agent.tuner import Tuner
 from edgesplit_agent.updates import ReleaseState, Standing, is_final
 from edgesplit_agent.uplink import Uplink
+from edgesplit_agent.versions.own_version import OwnVersion
 from edgesplit_agent.worker.host import StartHost
 
 log = logging.getLogger(__name__)
@@ -84,11 +90,13 @@ class Work:
         tuner: Tuner | None = None,
         lead: Callable[[Gateway | None], None] = lambda gateway: None,
         activated: Activated = lambda model, release, drift, golden_ok: None,
+        own_version: OwnVersion | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`endpoint` raises where applications are not answered; `lead` is told whom to offload to, by each statement
         that is believed; `activated` of each release that answers from then on; `now` is the wall clock, in Unix
         seconds."""
+        self._own_version = own_version or OwnVersion(folder)
         self._lead = lead
         self._activated = activated
         self._compared: dict[str, Drift | None] = {}
@@ -118,6 +126,10 @@ class Work:
         self._hours = hours or FetchHours(())
         self._keys = GivenKeys(folder.encryption_key_file, identity, folder.releases)
         self._uplink: Uplink | None = None
+        self._carrier: Carrier | None = None
+        """In the uplink's place while a bundle is taken."""
+        self.told_of_bundle: Callable[[int, int], None] = lambda done, of: None
+        """Told of bytes of a release copied from a bundle, and of how many."""
 
     def boot(self) -> Statement | None:
         """Serve what ran last, without a network: signatures and digests are checked anew, expiry is not. Returns what
@@ -142,16 +154,22 @@ class Work:
 
     def _begin(self) -> None:
         """Count this start, on disk before anything is loaded. A disk that cannot be written stops nobody."""
-        found = self._folder.current()
-        if found is None:
-            found = Current(models=self._rebuilt())
+        found = self._found()
         self._starts_before = found.starts
-        begun = activation.begun(found)
+        # Of a version on trial each start that ends badly is its own fault, and the launcher has counted it.
+        begun = found if self._own_version.on_trial else activation.begun(found)
         if begun.starts == 1:  # the count has led to something, and begins anew
             self._starts_before = 0
         for release in sorted(set(begun.bad) - set(found.bad)):
             log.error("release %s is not loaded again: %s", release[:12], begun.bad[release])
         self._keep(begun, "this start is not counted")
+
+    def _found(self) -> Current:
+        return self._folder.current() or Current(models=self._rebuilt())
+
+    def rest(self) -> None:
+        """Know what is here without serving it, where no agent runs: for `take` alone."""
+        self._current = self._found()
 
     def _rebuilt(self) -> dict[str, Slots]:
         """What ran, where `current.json` is lost: of each model the whole release that has been here longest, which is
@@ -162,6 +180,8 @@ class Work:
             try:
                 opened = self._open(release)
                 model = ModelRef.parse(opened.manifest.model).name
+                if model == AGENT:
+                    continue
                 if model not in found and opened.has_slices(self._own_slices(opened.manifest)):
                     found[model] = Slots(trial=release)
                     log.warning("current.json is lost: %s runs from release %s, found here", model, release[:12])
@@ -181,17 +201,22 @@ class Work:
 
     def stopped(self) -> None:
         """We end because we were asked to: this start is neither good nor bad."""
+        self._own_version.stopped()
         if self._current.starts > self._starts_before:
             self._keep(activation.stopped(self._current, self._starts_before), "this start stays counted")
 
     def standing(self) -> Standing:
         """What is on disk, and what is served."""
         now = self._current
+        own = self._own_version
         running = {model: active.digest for model, active in self._engine.serving.items()}
+        trials = {model: slots.trial for model, slots in now.models.items() if slots.trial}
+        committed = {model: slots.committed for model, slots in now.models.items() if slots.committed}
         return Standing(
-            running=running,
-            trials={model: slots.trial for model, slots in now.models.items() if slots.trial},
-            committed={model: slots.committed for model, slots in now.models.items() if slots.committed},
+            running={**running, **own.running},
+            trials={**trials, **(own.running if own.on_trial else {})},
+            committed={**committed, **own.committed},
+            served_before=own.served,
             held=frozenset(now.safe.held if now.safe else ()),
             safe_mode=now.safe.reason if now.safe else "",
             starts=now.starts,
@@ -218,6 +243,11 @@ class Work:
         self._urgent = {one.release for one in (*statement.releases, *statement.keeps) if one.now}
         self._lead(statement.gateway)
 
+    @property
+    def built_for(self) -> str:
+        """Which builds of the agent fit here; empty where it cannot change its version."""
+        return self._own_version.built_for
+
     def connect(self, uplink: Uplink) -> None:
         """From now on there is a network to fetch by and report to."""
         self._uplink = uplink
@@ -230,7 +260,7 @@ class Work:
 
     @property
     def _fetch(self) -> Fetch:
-        return self._net.metadata.fetch
+        return self._carrier.fetch if self._carrier is not None else self._net.metadata.fetch
 
     # The steps
 
@@ -240,17 +270,75 @@ class Work:
         statement = self._trust.statement(raw, self._identity.device, install=True)
         was_safe = self._current.safe is not None
         self._commit(activation.obeying(self._current, raw, statement.counter))
+        self._own_version.obey(statement.counter)
         self._wants(statement)
         if was_safe and self._current.safe is None:
             log.warning("safe mode ends: the controller has said something new")
         return statement
+
+    def take_bundle(self, path: str, believed: Callable[[Statement], None], superseded: Callable[[], bool]) -> str:
+        """As `take`, by the bundle at that path; what there is to say of it."""
+        carrier = Carrier(open_bundle(Path(path)), self.told_of_bundle)
+        try:
+            carrier.index()
+            lacking = self.take(carrier, believed, superseded)
+        finally:
+            carrier.close()
+        names = ", ".join(release[:12] for release in lacking)
+        return f"not in the bundle, and left to the network: {names}" if lacking else ""
+
+    def take(
+        self, carrier: Carrier, believed: Callable[[Statement], None], superseded: Callable[[], bool]
+    ) -> tuple[str, ...]:
+        """Do by what a bundle carries what `consider`, `fetch_manifest`, `fetch_missing` and `stage` do by the network,
+        for every release that is wanted and not here; `believed` is told of its statement. What the bundle lacks is
+        returned: the network may bring it. Nothing is copied unless there is room for all of it."""
+        self._carrier = carrier
+        try:
+            believed(self.consider(carrier.statement(self._identity.device)))
+            wanted = [release for release in sorted(self._wanted) if self._is_lacking(release)]
+            carried = [release for release in wanted if self._carries_manifest(release)]
+            self._make_room(carried)
+            for release in carried:
+                if superseded() or not self.fetch_missing(release, superseded):
+                    break
+                self.stage(release)
+            return tuple(release for release in wanted if not self.look(release).staged)
+        finally:
+            self._carrier = None
+
+    def _is_lacking(self, release: str) -> bool:
+        state = self.look(release)
+        return not (state.staged and state.whole) and not state.refused
+
+    def _carries_manifest(self, release: str) -> bool:
+        try:
+            self.fetch_manifest(release)
+        except LinkError as error:
+            log.info("release %s is not in the bundle: %s", release[:12], error)
+            return False
+        return True
+
+    def _make_room(self, releases: Sequence[str]) -> None:
+        """For all of these together, before the first of their bytes."""
+        layouts = [self._layout(release) for release in releases]
+        absent = [(layout, self._store.assembly(layout).missing()) for layout in layouts]
+        beside = sum(layout.bytes_of(missing) + PAPERS_BYTES for layout, missing in absent[1:])
+        for layout, missing in absent[:1]:
+            self._store.make_room(layout, missing, {*self._protected(), *releases}, beside)
+
+    def _layout(self, release: str) -> Layout:
+        manifest = self._paper(release).manifest
+        return Layout.of(release, manifest, self._slices(release, manifest))
 
     def fetch_manifest(self, release: str) -> None:
         """Get the manifest, and what proves it without a network: of a recut also what it is a recut of. What cannot be
         decrypted here is not fetched."""
         raw, proof = self._trust.proven(release, self._fetch)
         paper = _Paper(raw, proof, verify_manifest(raw, proof, self._root))
-        if self._runs(release):
+        if is_agent(paper.manifest):
+            self._own_version.slices(paper.manifest)
+        elif self._runs(release):
             self._keys.of(release, paper.manifest, self._own_slices(paper.manifest))
         if release in self._kept:
             self._keys.far(release, paper.manifest)
@@ -259,8 +347,7 @@ class Work:
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Get the chunks that are not here, if there is room for them and now is the time."""
         self._hours.check_power(release in self._urgent)
-        manifest = self._paper(release).manifest
-        layout = Layout.of(release, manifest, self._slices(release, manifest))
+        layout = self._layout(release)
         assembly = self._store.assembly(layout)
         assembly.link()
         absent = assembly.missing()
@@ -268,14 +355,18 @@ class Work:
         missing = assembly.copy(absent)
         if not missing:
             return True
+        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
+        listed = tuple(self._paper(release).manifest.chunk_list())
+        if self._carrier is not None:  # whoever brought it here chose the hour
+            self._carrier.chunks(release, missing, listed, assembly.put_all, superseded)
+            return not superseded()
         urgent = release in self._urgent
         self._hours.check(urgent)
-        log.info("release %s: %d of %d chunks are missing", release[:12], len(missing), len(layout.sizes))
 
         def stop() -> bool:
             return superseded() or self._hours.held(urgent)
 
-        self._net.chunks.fetch(release, missing, tuple(manifest.chunk_list()), assembly.put_all, stop)
+        self._net.chunks.fetch(release, missing, listed, assembly.put_all, stop)
         if not superseded():
             self._hours.check(urgent)
         return not superseded()
@@ -303,6 +394,8 @@ class Work:
 
         That it is tried is on disk before: a load that ends this process, often enough, is not tried again.
         """
+        if is_agent(self._paper(release).manifest):
+            return self._own_version.verify(self._open(release), self._current.counter)
         self._commit(activation.trying(self._current, release))
         active = None
         try:
@@ -319,6 +412,9 @@ class Work:
 
     def activate(self, model: str, release: str) -> None:
         """One rename of `current.json`; then the engine answers by it. What ran before stays here, whole."""
+        if model == AGENT:
+            manifest, serving = self._open(release).manifest, self._engine.serving
+            return self._own_version.activate(manifest, release, serving, self._current.counter)
         active = self._loaded.get(release) or self._load(release)
         if active.model != model:
             raise TrustError(f"release {release[:12]} is of model {active.model!r}, not of {model!r}")
@@ -339,13 +435,19 @@ class Work:
     def commit(self, model: str) -> None:
         """The release on trial was healthy, and applications reach it."""
         self._endpoint()
+        if model == AGENT:
+            return self._own_version.commit()
         self._commit(activation.committed(self._current, model))
+        if not self._current.starts:  # with the last model on trial, this start is a good one
+            self._own_version.found_healthy()
         self._starts_before = min(self._starts_before, self._current.starts)
         log.info("%s is committed to release %s", model, self._current.models[model].committed[:12])
 
     def roll_back(self, model: str, reason: str) -> None:
         """Answer by what was committed before, then say so on disk: a power cut between tries the bad one once more,
         which is counted. With nothing whole to go back to the model is not answered at all, which beats wrongly."""
+        if model == AGENT:
+            return self._own_version.roll_back(reason)
         slots = self._current.models[model]
         log.error("%s goes back from release %s: %s", model, slots.trial[:12], reason)
         serving = self._engine.serving.get(model)
@@ -357,6 +459,7 @@ class Work:
     def find_healthy(self) -> None:
         """This start was a good one."""
         self._endpoint()
+        self._own_version.found_healthy()
         self._commit(activation.found_healthy(self._current))
         self._starts_before = 0
 
@@ -373,6 +476,7 @@ class Work:
             self._commit(activation.retired(self._current, model))
         kept = {*self._protected(), *(one.release for one in (*want.releases, *want.keeps))}
         self._store.forget(kept)
+        self._own_version.clean(kept)
         self._papers = {release: paper for release, paper in self._papers.items() if release in kept}
         for release in set(self._loaded) - kept:
             self._loaded.pop(release).retire()
@@ -391,8 +495,11 @@ class Work:
 
     def look(self, release: str) -> ReleaseState:
         """How far it has come by what is on disk now, every byte hashed."""
-        if (reason := self._current.bad.get(release)) is not None:
+        reason = self._current.bad.get(release) or self._own_version.why_bad(release)
+        if reason is not None:
             return ReleaseState(refused=reason, bad=True)
+        if (reason := self._own_version.why_refused(release)) is not None:
+            return ReleaseState(refused=reason)
         try:
             paper = self._papers.get(release) or self._from_disk(release)
             if paper is None:
@@ -516,6 +623,8 @@ class Work:
 
     def _slices(self, release: str, manifest: Manifest) -> set[str]:
         """What is to lie here of a release: this class's slices where it runs here, the far ones where it is kept."""
+        if is_agent(manifest):
+            return self._own_version.slices(manifest)
         own = self._own_slices(manifest) if self._runs(release) else set()
         return own | (gateway_slices(manifest) if release in self._kept else set())
 
@@ -530,7 +639,7 @@ class Work:
     def _protected(self) -> set[str]:
         """Releases that are never dropped for another's sake: what runs or would in its place, and what is wanted."""
         ran = {release for slots in self._current.models.values() for release in (slots.committed, slots.trial)}
-        return {*ran, *self._wanted} - {""}
+        return {*ran, *self._wanted, *self._own_version.kept} - {""}
 
     def _chunk(self, sha256: str) -> bytes:
         data = self._store.get(sha256)

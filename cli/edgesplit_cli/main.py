@@ -15,14 +15,18 @@ import click
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
 from edgesplit_cli.commands import (
+    adopt,
+    agents,
     audit,
     backups,
+    bundle,
     calibrate,
     check,
     dashboard,
     deploy,
     devices,
     export,
+    flash,
     fleet,
     infer,
     keys,
@@ -79,6 +83,7 @@ for command in (
     deploy.deployments,
     rollout.rollout,
     devices.device,
+    agents.agent,
     keys.keys,
     operators.operator,
     login.login,
@@ -92,7 +97,10 @@ for command in (
     export.export,
     backups.backup,
     backups.restore,
+    flash.flash,
     fleet.fleet,
+    adopt.adopt,
+    bundle.bundle,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

@@ -20,6 +20,7 @@ from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Targets
 from tuf.api.serialization.json import JSONSerializer
 
+from edgesplit.agent_release import builds, is_agent
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release import Manifest, decode_manifest, release_digest
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE
@@ -68,6 +69,8 @@ def signed_renewal(answer: Mapping[str, Any], uris: Sequence[str]) -> str:
 def release_told(answer: Mapping[str, Any]) -> list[str]:
     """What is about to be signed, for the operator to read."""
     manifest: Manifest = decode_manifest(answer["manifests"][0].encode())
+    if is_agent(manifest):
+        return [f"release {answer['release']}", *_agent_told(manifest)]
     plans = [
         f"  plan for {device_class}: "
         + ", ".join(row.name + (f" (after {row.after})" if row.after else "") for row in plan.rows)
@@ -80,6 +83,15 @@ def release_told(answer: Mapping[str, Any]) -> list[str]:
         f"  of {manifest.model} (SHA-256 {manifest.model_sha256}), {len(manifest.slices)} slices, {size(weight)}",
         *plans,
         *(f"  finished by {server}, which is not ours" for server in servers),
+    ]
+
+
+def _agent_told(manifest: Manifest) -> list[str]:
+    """Each build with what it can be compared by: `kit.json` of the kit that it was pushed from says the same."""
+    return [
+        f"  the agent {one.version} for {one.target}, {file.name} of {size(file.bytes)}, SHA-256 {file.sha256}"
+        for one in builds(manifest)
+        for file in one.slice.files
     ]
 
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgesplit import messages
+from edgesplit.agent_release import is_agent
 from edgesplit.seen.ledger import Ledger
 from edgesplit_controller import metrics
+from edgesplit_controller.agent_releases import AgentReleases
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.bundles import Bundles
 from edgesplit_controller.ca import Authority
@@ -29,6 +31,7 @@ from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.leases import Lease
 from edgesplit_controller.listing import Listing
+from edgesplit_controller.offline import Offline
 from edgesplit_controller.parts.overview import Parts
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
@@ -126,6 +129,8 @@ class Assembly:
             fleet=Fleet(database, stale_after_s=settings.stale_after_s, now=time.time),
             rolling=rolling,
             bundles=Bundles(database, self.delivery.ask, now=time.time),
+            offline=Offline(on.repository, self._director, self._releasing, on.blobs, time.time),
+            agents=AgentReleases(database, on.blobs, self._releasing, now=time.time),
             replanner=self._replanner(),
             parts=Parts(
                 database, settings.data, stale_after_s=settings.stale_after_s, behind=rolling.behind, now=time.time
@@ -178,7 +183,7 @@ class Assembly:
 
     def _fits(self, release: str, device_class: str) -> bool:
         manifest = self._releasing.find(release)
-        return manifest is not None and device_class in manifest.plans
+        return manifest is not None and (is_agent(manifest) or device_class in manifest.plans)
 
     def _wrapped(self, device: Device, release: str) -> bytes:
         return self._content_keys.wrapped(device, release, self._releasing.manifest(release))

@@ -20,6 +20,7 @@ from edgesplit.identity import Claim, Enrolled, Renewal, check_renewal
 from edgesplit.links import host_and_port
 from edgesplit.plan import Link
 from edgesplit.release import Manifest
+from edgesplit_controller.agent_releases import AgentReleases
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.buckets import Span
 from edgesplit_controller.bundles import Bundles
@@ -33,6 +34,7 @@ from edgesplit_controller.fleet import Fleet
 from edgesplit_controller.gateways import Gateways, through_by_class
 from edgesplit_controller.listing import Asked as AskedDevices
 from edgesplit_controller.listing import Listing
+from edgesplit_controller.offline import Offline
 from edgesplit_controller.parts.overview import Parts
 from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Conflict, Forbidden
@@ -130,8 +132,10 @@ class Controller:
     fleet: Fleet
     rolling: Rolling
     bundles: Bundles
+    offline: Offline
     replanner: Replanner
     parts: Parts
+    agents: AgentReleases
 
     def within(self, groups: frozenset[str] | None) -> Controller:
         """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
@@ -249,6 +253,37 @@ class Controller:
         options = {**wish.as_options(), "now": now}
         return self._roll_out(model, manifest, Wanted(release, model.ref, chosen, targets, options, asked, who_asks()))
 
+    def deploy_agent(
+        self,
+        version: str,
+        targets: Sequence[str],
+        *,
+        elsewhere: bool = False,
+        signed: tuple[str, bytes] | None = None,
+        now: bool = False,
+        asked: Asked = PLAIN,
+    ) -> dict[str, Any]:
+        """Heavy. Sign a version of the agent as a release, and begin a rollout on the terms asked for.
+
+        With `elsewhere`: what the release key must sign, and nothing is published yet; with `signed` (the release, the
+        list of releases with it) it was.
+        """
+        model = self.agents.get(version)
+        chosen = self.devices.select(targets)
+        self.rollouts.check(asked, len(chosen))
+        digest, manifest = self.agents.prepare(model)
+        self.agents.check_fit(manifest, chosen)
+        if signed is not None and signed[0] != digest:
+            raise Conflict(f"agent {version} got another build meanwhile: deploy it again, and sign that")
+        known = signed is not None or self.signing.signs_releases or digest in self.signing.releases()
+        if elsewhere and not known:
+            names = sorted(device.name for device in chosen)
+            return {**_planned(digest, model, names, manifest), **self.signing.to_sign(self.releasing.raw(digest))}
+        whole = Wish(partition="device")
+        self.releasing.publish(model, digest, whole, signed[1] if signed is not None else None)
+        options = {**whole.as_options(), "now": now, "agent": version}
+        return self._roll_out(model, manifest, Wanted(digest, model.ref, chosen, targets, options, asked, who_asks()))
+
     def _roll_out(self, model: Model, manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
         if self.devices.groups is not None:
             wanted = replace(wanted, options={**wanted.options, "groups": sorted(self.devices.groups)})
@@ -275,6 +310,7 @@ class Controller:
         return [
             {"release": row.digest, "model": models[row.model_id].ref, "created": row.created, **row.options}
             for row in self.releasing.all()
+            if row.model_id in models  # the agent's own are not of a model
         ]
 
     # ---- devices ----------------------------------------------------------------------------------------------
@@ -318,6 +354,13 @@ class Controller:
             self.tell.forget([let_in.device])
         self.tell.tell([let_in.device])
         return self._enrolled(let_in)
+
+    def papers(self, targets: Sequence[str], models: Sequence[str], valid_s: int) -> dict[str, Any]:
+        """What a bundle for these devices holds, all but the chunks."""
+        chosen = self.devices.select(targets)
+        if not chosen:
+            raise Conflict(f"no device is meant by {', '.join(targets)[:200]}")
+        return self.offline.papers(chosen, models, valid_s)
 
     def renew(self, renewal: Renewal, *, shown_serial: int | None) -> dict[str, Any]:
         """A new certificate for a device that proves to hold the key of one of ours, expired or not.

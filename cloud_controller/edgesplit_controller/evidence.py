@@ -6,12 +6,13 @@ never of another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from edgesplit.agent_release import AGENT
 from edgesplit_controller.gates import Evidence
 from edgesplit_controller.rollout.states import Member, Rollout
 from edgesplit_controller.truth_tables import RunningRow
@@ -33,7 +34,44 @@ def evidence_of(session: Session, devices: Collection[str], model: str, release:
 
 def of_members(session: Session, rollout: Rollout, members: Collection[Member]) -> dict[str, Evidence]:
     """The same of a rollout's release, as its engine asks."""
+    if rollout.model == AGENT:
+        return _of_agents(session, rollout.release, members)
     return evidence_of(session, [member.name for member in members], rollout.model, rollout.release)
+
+
+def _of_agents(session: Session, release: str, members: Collection[Member]) -> dict[str, Evidence]:
+    """A version of the agent has no requests of its own: it is measured by those of every model that it serves, as it
+    told them since it runs."""
+    found: dict[str, list[Evidence]] = {member.name: [] for member in members}
+    since = {member.name: member.ran_at for member in members}
+    names = sorted(found)
+    for start in range(0, len(names), AT_ONCE):
+        some = RunningRow.device.in_(names[start : start + AT_ONCE])
+        for row in session.scalars(select(RunningRow).where(some, RunningRow.model != AGENT)):
+            if row.health and since[row.device] and (row.health_at or 0.0) > since[row.device]:
+                found[row.device].append(evidence(row.model, row.health))
+    return {name: together(release, every) for name, every in found.items()}
+
+
+def together(release: str, every: Sequence[Evidence]) -> Evidence:
+    """What several models say of the agent that serves them: counts added up, the worst of each other figure."""
+
+    def worst(figures: Iterable[float | None]) -> float | None:
+        return max((one for one in figures if one is not None), default=None)
+
+    if not every:
+        return Evidence(model=AGENT, release=release)
+    return Evidence(
+        model=AGENT,
+        release=release,
+        requests=sum(one.requests or 0 for one in every),
+        failed=sum(one.failed or 0 for one in every),
+        fallbacks=sum(one.fallbacks or 0 for one in every),
+        latency_p95_s=worst(one.latency_p95_s for one in every),
+        memory_bytes=sum(one.memory_bytes or 0 for one in every) or None,
+        celsius=worst(one.celsius for one in every),
+        joules=worst(one.joules for one in every),
+    )
 
 
 def of_row(row: RunningRow, release: str) -> Evidence:

@@ -23,6 +23,7 @@ import numpy as np
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
+from edgesplit.agent_release import AGENT
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.inputs import InputSpec, parse_input_spec, prepare
 from edgesplit.limits import LIMITS
@@ -39,6 +40,8 @@ from edgesplit_partitioner.model_file import prepare_model
 from edgesplit_partitioner.onnx_model import with_input_layer
 from edgesplit_partitioner.prepared import PreparedModel
 
+MODELS = Model.name != AGENT
+"""Rows of that name are the agent's own versions (`agent_releases`)."""
 LABELS = "labels"
 """Kind of the record that holds the classes of a model's samples."""
 SAMPLES = 64
@@ -68,7 +71,8 @@ class Registry:
 
     def push(self, part: Path, name: str, input_text: str = "", bindings: Mapping[str, int] | None = None) -> Model:
         """Keep the model file at `part` (it is moved away); ModelRefused or UsageError say why not."""
-        model_name(name)
+        if model_name(name) == AGENT:
+            raise UsageError(f"{AGENT} is the agent itself: `edgectl agent push` takes a kit of it")
         bound = dict(bindings or {})
         text = " ".join(input_text.split())
         try:
@@ -96,11 +100,13 @@ class Registry:
     def get(self, reference: str) -> Model:
         """The model meant by `name` (its newest version) or `name@version`, with near matches in the error."""
         wanted = ModelRef.parse(reference)
+        if wanted.name == AGENT:
+            raise UsageError(f"{AGENT} is the agent itself, and no model: see `edgectl agent`")
         with self._database.read() as session:
             of_name = select(Model).where(Model.name == wanted.name).order_by(Model.version.desc())
             versions = session.scalars(of_name).all()
             if not versions:
-                raise unknown("model", wanted.name, session.scalars(select(Model.name).distinct()))
+                raise unknown("model", wanted.name, session.scalars(select(Model.name).where(MODELS).distinct()))
         for model in versions:
             if wanted.version in (None, model.version):
                 return model
@@ -109,7 +115,7 @@ class Registry:
     def all(self) -> Sequence[Model]:
         """Every model, by name and version."""
         with self._database.read() as session:
-            return session.scalars(select(Model).order_by(Model.name, Model.version)).all()
+            return session.scalars(select(Model).where(MODELS).order_by(Model.name, Model.version)).all()
 
     def load(self, model: Model) -> LoadedModel:
         """The model, parsed; the last few are kept in memory."""

@@ -20,6 +20,7 @@ from typing import Protocol
 import msgspec
 from sqlalchemy import select
 
+from edgesplit.agent_release import is_agent
 from edgesplit.anatomy import anatomy_file, decode_anatomy, encode_anatomy
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, TrustError, UsageError
 from edgesplit.key_file import write_keys
@@ -319,11 +320,13 @@ class Releasing:
                 log.error("release %s cannot be served by the offload server: %s", digest[:12], error)
 
     def _shelve(self, digest: str, raw: bytes) -> None:
+        manifest = decode_manifest(raw)
+        if is_agent(manifest):
+            return  # no half of it runs here
         write_release(
             self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
             bootstrap_root=self._repository.root_bytes,
         )  # fmt: skip
-        manifest = decode_manifest(raw)
         if manifest.is_encrypted:
             write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
 
@@ -336,6 +339,11 @@ class Releasing:
         self._blobs.put_all(chunk for one in cut for runs in one.runs.values() for chunk in runs)
         self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
         return self._blobs.put(raw)
+
+    def take(self, model: Model, made: Manifest) -> tuple[str, Manifest]:
+        """A release whose chunks are kept already, to be signed; with the date of the same one, where it is known."""
+        manifest = self._with_known_date(model, made)
+        return self._keep(model, manifest, [], []), manifest
 
     def _with_known_date(self, model: Model, manifest: Manifest) -> Manifest:
         """With the date of a release that is the same in all else, so that it is that release."""

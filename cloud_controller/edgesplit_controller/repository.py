@@ -218,6 +218,43 @@ class Repository:
             self._write_timestamp(timestamp.snapshot_meta)
             return True
 
+    def carried(self, releases: Collection[str]) -> tuple[dict[str, bytes], dict[str, float]]:
+        """What leads from any root to these releases, by the paths under which devices ask for it, as one consistent
+        whole; and when each part of it ends, in Unix seconds. The timestamp is signed anew, to last as long as it can.
+        """
+        with self._exclusive():
+            if self._has_online_keys():
+                self._write_timestamp(self._load("timestamp.json", Timestamp).snapshot_meta)
+            timestamp, snapshot = self._load("timestamp.json", Timestamp), self._current_snapshot()
+            parts: dict[str, Root | Timestamp | Snapshot | Targets] = {
+                "root": self.trusted_root(), "timestamp": timestamp, "snapshot": snapshot,
+                "targets": self._current_targets(),
+            }  # fmt: skip
+            if set(releases) & set(self.recuts()):
+                parts[PLANNER] = self._current_planner()
+            listed = [f"{meta.version}.{name}" for name, meta in snapshot.meta.items()]
+            roots = [root_file(version) for version in range(1, self._newest_root() + 1)]
+            names_ = ["timestamp.json", f"{snapshot.version}.snapshot.json", *listed, *roots]
+            files = {f"metadata/{name}": (self._metadata / name).read_bytes() for name in names_}
+            for digest in releases:
+                files.update(self._papers(digest))
+        return files, {role: part.expires.timestamp() for role, part in parts.items()}
+
+    def _papers(self, digest: str) -> dict[str, bytes]:
+        """A release's manifest, and of a recut what it is a recut of, by their paths."""
+        raw = self.manifest(digest)
+        path = target_path(digest) if digest in self.releases() else recut_path(digest)
+        files = {f"targets/{path}": raw}
+        recut = release.decode_manifest(raw)
+        if recut.recut_of:
+            base = self.manifest(recut.recut_of)
+            files[f"targets/{target_path(recut.recut_of)}"] = base
+            anatomy = release.decode_manifest(base).anatomy
+            if anatomy is not None:
+                beside = f"targets/{anatomy_path(anatomy.sha256)}"
+                files[beside] = self.read(beside)
+        return files
+
     def read(self, path: str) -> bytes:
         """The file that a device asked for, "metadata/…" or "targets/…"; FileNotFoundError if there is none."""
         if not _PATH.fullmatch(path):

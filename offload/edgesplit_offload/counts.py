@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from edgesplit.seen.ledger import NOTED
+from edgesplit.seen.ledger import MOST_NOTED, NOTED
 from edgesplit.seen.timeline import DECODE, ENCODE, QUEUE, RUN
 from edgesplit_offload.shelf import VERSION
 
@@ -39,6 +39,12 @@ class Counts:
     def answered(self, model: str, seconds: Mapping[str, float], took_s: float, together: int, leads: bool) -> None:
         """One request was. `seconds` by phase; `leads`: its run was not counted yet by another that shared it."""
         self._noted.append(_Answered(model, seconds, took_s, together, leads, time.time()))
+        if len(self._noted) >= MOST_NOTED:
+            with self._lock:
+                self._add_up()
+
+    def add_up_if_due(self) -> None:
+        """There is time for it now: an answer is on its way."""
         if len(self._noted) >= NOTED:
             with self._lock:
                 self._add_up()

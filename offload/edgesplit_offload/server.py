@@ -198,7 +198,12 @@ class OffloadServer:
         except EdgeError as error:
             response = response_to(error)
         told = {SECONDS_HEADER: f"{perf_counter() - began:.6f}", LOAD_HEADER: f"{max(1.0, self._turns.load):.3f}"}
-        return Response(response.status, {**response.headers, **told}, response.body)
+        return Response(response.status, {**response.headers, **told}, response.body, after=self._add_up)
+
+    def _add_up(self) -> None:
+        """What was noted of many requests is counted when one more answer has gone, and nobody waits for that."""
+        self._visits.ledger.add_up_if_due()
+        self._counts.add_up_if_due()
 
     def _route(self, request: Request) -> Response:
         path = request.path.rstrip("/")

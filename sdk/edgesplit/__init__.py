@@ -6,6 +6,7 @@ this package loads neither numpy nor a runtime: the clients are fetched on first
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from edgesplit.errors import (
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from edgesplit.wishes import Wishes
 
 __version__ = "0.1.0"
+
+# onnxruntime's official builds report to their maker unless this is set before they are loaded. Nothing leaves a device
+# that its plan does not name; who wants those reports says ORT_DISABLE_TELEMETRY=0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "Answer",

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.later import later
 from edgesplit.limits import LIMITS
 from edgesplit.oip import SHARED_FROM, Tensor
 from edgesplit.places import Place
 from edgesplit.question import Question
 from edgesplit.reply import Reply
 from edgesplit.segments import SUPPORTED, Segment
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 SEGMENT_PATH = "/v2/edgesplit/segment"
 _ALIGN = 64

@@ -18,7 +18,7 @@ from edgesplit.arena import SEGMENT_PATH, Arena, offer
 from edgesplit.connection import Body, failures_told, passing, request_head
 from edgesplit.errors import EdgeError, LinkError
 from edgesplit.question import Answer, Question
-from edgesplit.reply import Incoming, Reply, new_scratch
+from edgesplit.reply import Incoming, Known, Reply, new_scratch
 from edgesplit.segments import Segment
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._waiting: asyncio.Future[Reply] | None = None
         self._arena = Arena()
         self._scratch = new_scratch()
+        self._known: Known | None = None
 
     @property
     def is_open(self) -> bool:
@@ -61,10 +62,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     raise LinkError("closed meanwhile")
                 await _by(deadline, self._open())
             assert self._transport is not None
-            self._incoming = incoming = Incoming(self._scratch)
+            self._incoming = incoming = Incoming(self._scratch, self._known)
             self._waiting = asyncio.get_running_loop().create_future()
             self._send(request_head(self._address, method, path, headers or {}, body), body, descriptor)
             reply = await _by(deadline, _result(self._waiting))
+        self._known = incoming.known
         if not incoming.keep:
             self.close()
         return reply

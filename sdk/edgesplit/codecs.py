@@ -8,14 +8,22 @@ Compression of a request's body is not here: it is the transport's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from edgesplit.errors import UsageError
+from edgesplit.later import later
 from edgesplit.release import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Tensor = npt.NDArray[Any]
+else:
+    np = later("numpy")
+    Tensor = Any
 
 RAW, FP16, INT8 = "raw", "fp16", "int8"
 CODECS = (RAW, FP16, INT8)
@@ -25,12 +33,8 @@ ZSTD = "+zstd"
 LARGEST_FP16 = 65504.0
 ENTRY_BYTES = 80
 """About what a tensor's entry in a request's JSON takes beside its name."""
-
-Tensor = npt.NDArray[Any]
 _LOSSY_FOR: dict[str, tuple[str, ...]] = {"FP64": LOSSY, "FP32": LOSSY, "FP16": (INT8,)}
-_LARGEST = {np.float16: LARGEST_FP16}
-"""Of a type whose largest number eight bits may round beyond."""
-_DTYPES = {"FP64": np.float64, "FP32": np.float32, "FP16": np.float16}
+_DTYPES = {"FP64": "float64", "FP32": "float32", "FP16": "float16"}
 
 
 def scale_name(tensor: str) -> str:
@@ -59,11 +63,16 @@ def encode(name: str, tensor: Tensor, codec: str) -> dict[str, Tensor]:
         fits = lowest >= -LARGEST_FP16 and highest <= LARGEST_FP16  # false for NaN too
         return {name: tensor.astype(np.float16) if fits else tensor}
     scale = _scale(lowest, highest)
-    if scale is None or max(highest, -lowest) + float(scale) > _LARGEST.get(tensor.dtype.type, np.inf):
+    if scale is None or max(highest, -lowest) + float(scale) > _largest(tensor):
         return {name: tensor}
     zero_point = np.clip(np.rint(np.float32(-min(lowest, 0.0)) / scale), 0, 255).astype(np.uint8)
     eight_bits = np.clip(np.rint(tensor / scale) + np.float32(zero_point), 0, 255).astype(np.uint8)
     return {name: eight_bits, scale_name(name): scale.reshape(1), zero_point_name(name): zero_point.reshape(1)}
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest number of a type that eight bits may round beyond."""
+    return LARGEST_FP16 if tensor.dtype == np.float16 else math.inf
 
 
 def _scale(lowest: float, highest: float) -> np.float32 | None:

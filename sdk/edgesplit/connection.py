@@ -18,10 +18,11 @@ from edgesplit.address import Address
 from edgesplit.arena import SEGMENT_PATH, Arena, offer
 from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage
 from edgesplit.question import Answer, Question
-from edgesplit.reply import Incoming, Reply, new_scratch
+from edgesplit.reply import Incoming, Known, Reply, new_scratch
 from edgesplit.segments import Segment
 
 _SEND = 262_144
+_LONGEST_WAIT_S = 3600.0
 Body = Sequence[bytes | memoryview]
 
 
@@ -74,6 +75,8 @@ class Connection:
         self._arena = Arena()
         self._ended = False
         self._scratch = new_scratch()
+        self._known: Known | None = None
+        """The header block of the last reply."""
 
     @classmethod
     def to(cls, address: Address, tls: ssl.SSLContext | None = None, *, shared_memory: bool = True) -> Connection:
@@ -101,12 +104,13 @@ class Connection:
 
         DeadlineExceeded, LinkError, or MalformedMessage where the response is none; the connection is closed then.
         """
-        incoming = Incoming(self._scratch)
+        incoming = Incoming(self._scratch, self._known)
         with failures_told(self._address, self.close):
             sock = self._opened(deadline, reopen)
             head = request_head(self._address, method, path, headers or {}, body)
             self._send(sock, head, body, deadline, descriptor)
             reply = self._receive(sock, incoming, deadline)
+        self._known = incoming.known
         if not incoming.keep:
             self.close()
         return reply
@@ -163,8 +167,8 @@ class Connection:
 
     def _opened(self, deadline: float, reopen: bool) -> socket.socket:
         """The connection, made where there is none."""
-        if self._sock is not None and not (self._tls is None and _is_readable(self._sock)):
-            return self._sock
+        if self._sock is not None and not (self._tls is None and _is_ready(self._sock, select.POLLIN, 0.0)):
+            return self._sock  # readable between two exchanges: closed by the server, or an answer nobody asked for
         self.close()
         if self._ended:
             raise LinkError("this client was closed")
@@ -172,15 +176,17 @@ class Connection:
             raise LinkError("closed meanwhile")
         self._sock = sock = self._connected(deadline)
         if self._tls is not None:
-            _bound(sock, deadline)
+            sock.settimeout(_remaining(deadline))
             self._sock = sock = self._tls.wrap_socket(sock, server_hostname=self._server_name)
+        else:
+            sock.setblocking(False)
         return sock
 
     def _connected(self, deadline: float) -> socket.socket:
         if self._address.socket:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                _bound(sock, deadline)
+                sock.settimeout(_remaining(deadline))
                 sock.connect(self._address.socket)
             except BaseException:
                 sock.close()
@@ -190,29 +196,39 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
-    @staticmethod
-    def _send(sock: socket.socket, head: bytes, body: Body, deadline: float, descriptor: int | None) -> None:
+    def _send(self, sock: socket.socket, head: bytes, body: Body, deadline: float, descriptor: int | None) -> None:
         """All of it, piece by piece, so that the deadline also bounds a peer that reads too slowly."""
         small = sum(len(part) for part in body) <= _SEND
         parts = [b"".join([head, *body])] if small else [head, *body]
-        _bound(sock, deadline)
         for part in parts:
             view = memoryview(part)
-            if descriptor is not None:
-                view = view[sock.sendmsg([view], [passing(descriptor)]) :]
-                descriptor = None
             while len(view):
-                _bound(sock, deadline)
-                view = view[sock.send(view[:_SEND]) :]
+                try:
+                    self._may_wait(sock, deadline)
+                    if descriptor is None:
+                        view = view[sock.send(view[:_SEND]) :]
+                    else:
+                        view, descriptor = view[sock.sendmsg([view], [passing(descriptor)]) :], None
+                except BlockingIOError:
+                    _wait(sock, select.POLLOUT, deadline)
 
-    @staticmethod
-    def _receive(sock: socket.socket, incoming: Incoming, deadline: float) -> Reply:
+    def _receive(self, sock: socket.socket, incoming: Incoming, deadline: float) -> Reply:
         """The response, each wait no longer than is left."""
         while True:
-            _bound(sock, deadline)
-            reply = incoming.received(sock.recv_into(incoming.buffer()))
+            if self._tls is None:
+                _wait(sock, select.POLLIN, deadline)
+            try:
+                self._may_wait(sock, deadline)
+                reply = incoming.received(sock.recv_into(incoming.buffer()))
+            except BlockingIOError:  # whatever made it ready has gone
+                continue
             if reply is not None:
                 return reply
+
+    def _may_wait(self, sock: socket.socket, deadline: float) -> None:
+        """Over TLS a call waits by itself, no longer than is left; a plain socket never does, and is asked first."""
+        if self._tls is not None:
+            sock.settimeout(_remaining(deadline))
 
 
 def passing(descriptor: int) -> tuple[int, int, array.array[int]]:
@@ -228,12 +244,17 @@ def _remaining(deadline: float) -> float:
     return left
 
 
-def _is_readable(sock: socket.socket) -> bool:
-    """Between two exchanges that means: closed by the other side, or an answer that nobody asked for."""
+def _wait(sock: socket.socket, what: int, deadline: float) -> None:
+    """Until the socket is ready for that. TimeoutError at the deadline."""
+    while not _is_ready(sock, what, _remaining(deadline)):
+        pass
+
+
+def _is_ready(sock: socket.socket, what: int, within_s: float) -> bool:
+    """Ready for that, closed or broken, within so many seconds."""
+    descriptor = sock.fileno()
+    if descriptor < 0:  # another thread has ended it
+        raise LinkError("closed meanwhile")
     poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _bound(sock: socket.socket, deadline: float) -> None:
-    sock.settimeout(_remaining(deadline))
+    poll.register(descriptor, what)
+    return bool(poll.poll(1e3 * min(within_s, _LONGEST_WAIT_S)))

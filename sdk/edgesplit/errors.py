@@ -82,5 +82,11 @@ class Dropped(EdgeError):
     exit_code = 10
 
 
+class MediumFailed(EdgeError):
+    """A card, stick or disk did not take or give back what was written to it: it is not usable as it is."""
+
+    exit_code = 15
+
+
 class NotFound(UsageError):
     """No such model, version or release here (HTTP 404)."""

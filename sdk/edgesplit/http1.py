@@ -22,12 +22,11 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
 import msgspec
-import numpy as np
 
 from edgesplit import local_socket
 from edgesplit.channel import Channel
@@ -43,7 +42,13 @@ from edgesplit.errors import (
     NotFound,
     UsageError,
 )
+from edgesplit.later import later
 from edgesplit.limits import LIMITS
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +61,7 @@ _TOGETHER = 512
 """Parts handed to the kernel by one call; it takes 1,024 at most."""
 _LINGER_S = 1.0
 """How long a refused peer is listened to, so that the refusal is not lost in a connection reset."""
+_REASONS = {int(status): status.phrase for status in HTTPStatus}
 _GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (NotFound, 404),
@@ -304,11 +310,9 @@ class _Connection:
             keep = keep and not self._server.is_stopping
             self._send(response, keep=keep, with_body=head.method != "HEAD")
         finally:
-            try:
-                if response is not None and response.after is not None:
-                    response.after()
-            finally:
-                self._server.end(length)
+            self._server.end(length)
+            if response is not None and response.after is not None:
+                response.after()
         return keep
 
     def _receive_head(self) -> bytes:
@@ -446,20 +450,14 @@ def _shown_by(sock: ssl.SSLSocket) -> tuple[str | None, int | None]:
 
 def _head_bytes(response: Response, length: int, *, keep: bool) -> bytes:
     """Status line and headers. A header with a line break in it is a programming error and is never sent."""
-    lines = [f"HTTP/1.1 {response.status} {_reason(response.status)}"]
+    lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, 'Unknown')}"]
     for name, value in response.headers.items():
-        if "\r" in f"{name}{value}" or "\n" in f"{name}{value}":
+        line = f"{name}: {value}"
+        if "\r" in line or "\n" in line:
             raise ValueError(f"line break in header {name!r}")
-        lines.append(f"{name}: {value}")
+        lines.append(line)
     lines += [f"content-length: {length}", f"connection: {'keep-alive' if keep else 'close'}", "", ""]
     return "\r\n".join(lines).encode("latin-1", "replace")
-
-
-def _reason(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Unknown"
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -504,7 +502,8 @@ class Server:
         self._wanted_port = port
         self._tls = tls
         self._max_connections = max_connections
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._connections: dict[_Connection, threading.Thread] = {}
         self._running = 0
         self._bodies = 0
@@ -565,7 +564,7 @@ class Server:
     def begin(self, length: int = 0) -> None:
         """A request with a body of `length` runs, until its `end`. Once the last one was waited for, none begins; and
         none while there is no memory for its body."""
-        with self._changed:
+        with self._lock:
             if self._is_over:
                 raise _Left("the server ends")
             if self._bodies and self._bodies + length > LIMITS.http_bodies_bytes:
@@ -575,10 +574,11 @@ class Server:
 
     def end(self, length: int = 0) -> None:
         """One that had begun is over."""
-        with self._changed:
+        with self._lock:
             self._running -= 1
             self._bodies -= length
-            self._changed.notify_all()
+            if self.is_stopping:  # else nobody waits for it
+                self._changed.notify_all()
 
     def answer(self, request: Request) -> Response:
         """What the handler makes of `request`; an error becomes the answer that tells of it."""

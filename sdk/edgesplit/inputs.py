@@ -13,16 +13,22 @@ import io
 import math
 import re
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-from PIL import Image
 
 from edgesplit.errors import UsageError
+from edgesplit.later import later
 from edgesplit.limits import LIMITS
 from edgesplit.settled import settle
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from PIL import Image
+else:
+    np = later("numpy")
+    Image = later("PIL.Image")
 
 FRAME = "frame"
 """Name of the tensor (UINT8, [-1]) that holds an encoded picture, or a stretch of sound."""

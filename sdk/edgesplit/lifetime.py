@@ -15,6 +15,7 @@ from edgesplit.errors import UsageError
 
 WAKE_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -50,6 +51,11 @@ def add_die_with_parent(parser: argparse.ArgumentParser) -> None:
         metavar="PID",
         help="stop when the parent (of that number) ends",
     )
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become its children, to be waited for."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def gain_no_privileges() -> None:

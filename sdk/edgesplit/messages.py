@@ -74,6 +74,9 @@ class Birth(msgspec.Struct, frozen=True, tag="birth"):
     """Serial number (decimal) of the certificate in use; tells that a renewed one has arrived."""
     simulated: bool = False
     """The device is none: its agent's decisions are real, its runtime and perhaps its time are made up."""
+    built_for: Annotated[str, Meta(max_length=40)] = ""
+    """Which builds of the agent fit there (`agent_release.Target.tag`), as in `cp311-aarch64`; empty: it cannot change
+    its version by itself."""
 
 
 class Death(msgspec.Struct, frozen=True, tag="death"):

@@ -17,21 +17,29 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
+from edgesplit.later import later
 from edgesplit.limits import LIMITS
 from edgesplit.places import Memory, Place, place_of
 from edgesplit.settled import settle
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from edgesplit import dtypes
     from edgesplit.release import TensorSpec
+
+    Tensor = npt.NDArray[Any]
+    DTYPES = dtypes.DTYPES
+else:
+    np, dtypes = later("numpy"), later("edgesplit.dtypes")
+    Tensor = Any
 
 HEADER_LENGTH = "inference-header-content-length"
 """The HTTP header that says how long the JSON part of a body is; without it the body is JSON alone."""
 
-Tensor = npt.NDArray[Any]
 Scalar = bool | int | float | str
 Body = bytes | bytearray | memoryview
 Buffers = list["bytes | memoryview"]
@@ -39,17 +47,6 @@ Binary = bool | frozenset[str]
 """Which tensors travel as bytes: all, none, or those named."""
 T = TypeVar("T")
 
-DATATYPES: dict[str, str] = {
-    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
-    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
-    **{"bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "object": "BYTES"},
-}
-"""The protocol's name of each numpy dtype."""
-DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in DATATYPES.items()}
-"""The numpy dtype of each of the protocol's names; BYTES is an object array of `bytes`."""
-
-_KNOWN: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
-"""As `DATATYPES`, without making a name first: it is asked for each tensor."""
 SHARED_FROM = 16_384
 """Tensors of fewer bytes are not worth a place in shared memory: they travel in the body."""
 _ALIGN = 64
@@ -116,15 +113,23 @@ class _Response(msgspec.Struct):
     parameters: dict[str, Scalar] | None = {}
 
 
+def __getattr__(name: str) -> Any:
+    """`DTYPES`, which needs numpy."""
+    if name != "DTYPES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = dtypes.DTYPES
+    return dtypes.DTYPES
+
+
 def datatype(tensor: Tensor) -> str:
     """The protocol's name for this array's elements; UsageError where it has none. Text is BYTES."""
-    if known := _KNOWN.get(tensor.dtype):
+    if known := dtypes.KNOWN.get(tensor.dtype):
         return known
     if tensor.dtype.kind in "SU":
         return "BYTES"
-    name = DATATYPES.get(tensor.dtype.name)
+    name = dtypes.DATATYPES.get(tensor.dtype.name)
     if name is None:
-        raise UsageError(f"arrays of {tensor.dtype} cannot be sent; these can: {', '.join(DATATYPES)}")
+        raise UsageError(f"arrays of {tensor.dtype} cannot be sent; these can: {', '.join(dtypes.DATATYPES)}")
     return name
 
 
@@ -257,7 +262,9 @@ def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], wh
         given, shape = datatype(tensors[name]), tensors[name].shape
         if given != spec.datatype:
             raise UsageError(f"{what} {name!r} is {given}, but must be {spec.datatype}")
-        if len(shape) != len(spec.shape) or any(w not in (-1, g) for g, w in zip(shape, spec.shape, strict=True)):
+        if shape != spec.shape and (
+            len(shape) != len(spec.shape) or any(w not in (-1, g) for g, w in zip(shape, spec.shape, strict=True))
+        ):
             raise UsageError(f"{what} {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
 
 
@@ -392,7 +399,7 @@ def _served(name: str, memory: Memory | None) -> Memory:
 def raw_bytes(tensor: Tensor) -> bytes | memoryview:
     """The tensor as it travels: little-endian, in C order, not copied where it lies so; BYTES behind their lengths."""
     kind = datatype(tensor)
-    return b"".join(map(_prefixed, tensor.ravel().tolist())) if kind == "BYTES" else _raw(tensor, DTYPES[kind])
+    return b"".join(map(_prefixed, tensor.ravel().tolist())) if kind == "BYTES" else _raw(tensor, dtypes.DTYPES[kind])
 
 
 def _raw(tensor: Tensor, dtype: np.dtype[Any]) -> memoryview:
@@ -492,7 +499,7 @@ def _shared_tensor(entry: _Tensor, place: Place, memory: Memory, *, settled: boo
 
 
 def _dtype(entry: _Tensor) -> np.dtype[Any]:
-    dtype = DTYPES.get(entry.datatype)
+    dtype = dtypes.DTYPES.get(entry.datatype)
     if dtype is None:
         raise MalformedMessage(f"tensor {entry.name[:80]!r}: unknown datatype {entry.datatype[:80]!r}")
     return dtype

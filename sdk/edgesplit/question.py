@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-import numpy as np
 
 from edgesplit import oip, report
 from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.fresh_ids import fresh_id
+from edgesplit.later import later
 from edgesplit.places import Memory, Place
 from edgesplit.reply import Reply, error_of
 from edgesplit.seen.trace import of_application
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 PLAIN = {"accept": "application/json", "accept-encoding": "identity"}
 
@@ -55,7 +60,7 @@ class Question:
         """UsageError for inputs that cannot be sent. An id that is made up here is one request's in all the world."""
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
         path = f"/v2/models/{quote(model, safe='')}/infer"
-        id_ = request_id or uuid.uuid4().urn
+        id_ = request_id or fresh_id()
         return cls(path, tensors, tuple(outputs), id_, parameters or {}, of_application())
 
     def body(

@@ -20,8 +20,8 @@ from edgesplit.plan import Plan, Row
 from edgesplit.settled import settle
 
 FORMAT: Final = "edgesplit.release/1"
-SliceFormat = Literal["input", "onnx", "tflite"]
-FileName = Literal["graph.onnx", "weights.bin", "model.tflite"]
+SliceFormat = Literal["input", "onnx", "tflite", "agent"]
+FileName = Literal["graph.onnx", "weights.bin", "model.tflite", "wheels.tar"]
 Cipher = Literal["chacha20-poly1305"]
 TAG_BYTES: Final = 16
 """What each chunk grows by when it is encrypted."""
@@ -75,7 +75,8 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The layers between neighbouring cuts: what is signed, sent and run.
 
-    Format `input` has no files: it is the manifest's input spec (bytes of a picture in, the first tensor out).
+    Format `input` has no files: it is the manifest's input spec (bytes of a picture in, the first tensor out). Format
+    `agent` is no layers at all, but the agent itself for one kind of machine (`edgesplit.agent_release`).
     """
 
     name: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httptools
 import msgspec
@@ -48,13 +48,27 @@ def new_scratch() -> memoryview:
     return memoryview(bytearray(PIECE))
 
 
+class Known(NamedTuple):
+    """What a header block said that came before, of a response whose length was told and that others may follow:
+    servers answer in the same words again and again."""
+
+    block: bytes
+    status: int
+    headers: Mapping[str, str]
+    length: int
+
+
 class Incoming:
     """One response on its way. Receive into `buffer()`, tell `received` how much that was, until it gives the reply."""
 
-    def __init__(self, scratch: memoryview | None = None) -> None:
-        """`scratch`: memory to receive into, of `PIECE` bytes, that is used for nothing else meanwhile."""
+    def __init__(self, scratch: memoryview | None = None, known: Known | None = None) -> None:
+        """`scratch`: memory to receive into, of `PIECE` bytes, that is used for nothing else meanwhile. `known`: the
+        header block of the reply before, which is not read again where it is the same."""
         self._scratch = scratch if scratch is not None else new_scratch()
+        self.known = known
+        """The header block that is known now."""
         self._head = bytearray()
+        self._has_head = False
         self._parser: Any = None
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -70,7 +84,7 @@ class Incoming:
 
     def buffer(self) -> memoryview:
         """Where the next bytes are to be received."""
-        if self._parser is None or self._growing is not None:
+        if not self._has_head or self._growing is not None:
             return self._scratch
         return self._body[self._got :]
 
@@ -78,7 +92,7 @@ class Incoming:
         """`count` bytes have come, none at the connection's end: the reply, once it is whole."""
         if not count:
             return self._at_the_end()
-        if self._parser is None:
+        if not self._has_head:
             self._head += self._scratch[:count]
             return self._read_head()
         if self._growing is not None:
@@ -120,12 +134,14 @@ class Incoming:
             block, rest = bytes(self._head[: end + len(_END)]), self._head[end + len(_END) :]
             if len(block) > LIMITS.http_header_bytes:
                 break
+            if self.known is not None and block == self.known.block:
+                return self._begin_known(self.known, rest)
             self._parse(block)
             if 100 <= self._status < 200 and self._status != 101:
-                self._parser, self._head, self._complete = None, rest, False
+                self._head, self._complete = rest, False
                 self._headers.clear()
                 continue
-            return self._begin_body(bytes(rest))
+            return self._begin_body(bytes(rest), block)
         if len(self._head) > LIMITS.http_header_bytes:
             raise MalformedMessage(f"no HTTP response: a header block of more than {LIMITS.http_header_bytes} bytes")
         if not b"HTTP/".startswith(bytes(self._head[:5])):
@@ -140,7 +156,13 @@ class Incoming:
             raise MalformedMessage(f"no HTTP response: {error}") from error
         self._status = self._parser.get_status_code()
 
-    def _begin_body(self, rest: bytes) -> Reply | None:
+    def _begin_known(self, known: Known, rest: bytes | bytearray) -> Reply | None:
+        self._has_head = self.keep = True
+        self._status, self._headers = known.status, dict(known.headers)
+        return self._take(known.length, rest)
+
+    def _begin_body(self, rest: bytes, block: bytes) -> Reply | None:
+        self._has_head = True
         text = self._headers.get("content-length")
         if self._complete:
             self.keep = self.keep and not rest
@@ -151,6 +173,12 @@ class Incoming:
         if not _LENGTH.fullmatch(text) or int(text) > LIMITS.http_body_bytes:
             raise MalformedMessage(f"no HTTP response: a body of {text[:80]!r} bytes")
         length = int(text)
+        if self.keep:
+            self.known = Known(block, self._status, dict(self._headers), length)
+        return self._take(length, rest)
+
+    def _take(self, length: int, rest: bytes | bytearray) -> Reply | None:
+        """A body of that length, which begins with `rest`."""
         self._body = memoryview(bytearray(length))
         self._got = min(length, len(rest))
         self._body[: self._got] = rest[: self._got]
@@ -172,7 +200,7 @@ class Incoming:
         if self._until_close and self._growing is not None:
             self.keep = False
             return self._whole()
-        if not self._head and self._parser is None:
+        if not self._head and not self._has_head:
             raise LinkError("closed without an answer")
         raise LinkError("closed amid an answer")
 

@@ -78,16 +78,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """`measured`: scaled to what this device's rails drew; `predicted`: by the plan's power figures. Empty: unknown."""
 
 
-_FIELDS = tuple((one.name, PREFIX + one.name, one.default) for one in msgspec.structs.fields(Report))
+_PREFIXED = tuple(PREFIX + one.name for one in msgspec.structs.fields(Report))
+_USUAL = tuple(one.default for one in msgspec.structs.fields(Report))
+"""What each field mostly is; of one that has no default, what it never is."""
 
 
 def to_parameters(report: Report) -> dict[str, Any]:
     """As Open Inference Protocol parameters, each name prefixed. What is as it mostly is, is left out."""
-    return {
-        name: value
-        for field, name, usual in _FIELDS
-        if (value := getattr(report, field)) != usual or usual is msgspec.NODEFAULT
-    }
+    told = zip(_PREFIXED, _USUAL, msgspec.structs.astuple(report), strict=True)
+    return {name: value for name, usual, value in told if value != usual}
 
 
 def from_parameters(parameters: dict[str, Any]) -> Report | None:

@@ -15,13 +15,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from edgesplit.errors import UsageError
+from edgesplit.later import later
 from edgesplit.limits import LIMITS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = later("numpy")
 
 _READ_ONLY = 0x8 | 0x10
 """F_SEAL_WRITE and F_SEAL_FUTURE_WRITE."""
@@ -38,8 +42,7 @@ class Segment:
         self._map = mmap.mmap(descriptor, size)
         self.memory = memoryview(self._map)
         self.address = int(np.frombuffer(self._map, np.uint8).__array_interface__["data"][0])
-        with _LOCK:
-            _KNOWN.add(self)
+        _know(self)
 
     @classmethod
     def made(cls, size: int) -> Segment:
@@ -66,11 +69,12 @@ class Segment:
     def of(array: npt.NDArray[Any]) -> tuple[Segment, int] | None:
         """The open segment that holds all of `array`, and where in it; None for memory of this process's own."""
         begin = int(array.__array_interface__["data"][0])
-        with _LOCK:
-            known = list(_KNOWN)
-        for segment in known:
-            if segment.address <= begin and begin + array.nbytes <= segment.address + segment.size:
-                return segment, begin - segment.address
+        for known in _open:
+            segment = known()
+            if segment is not None and segment.address <= begin:
+                offset = begin - segment.address
+                if offset + array.nbytes <= segment.size:
+                    return segment, offset
         return None
 
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
@@ -83,13 +87,27 @@ class Segment:
         """No more from outside: the pages live on until the last array over them is gone."""
         with _LOCK:
             descriptor, self.descriptor = self.descriptor, -1
-            _KNOWN.discard(self)
+        _forget(self)
         if descriptor >= 0:
             os.close(descriptor)
 
 
 _LOCK = threading.Lock()
-_KNOWN: weakref.WeakSet[Segment] = weakref.WeakSet()
+_open: tuple[weakref.ref[Segment], ...] = ()
+"""Replaced whole, never changed: every request's tensors are looked up here, without the lock."""
+
+
+def _know(new: Segment) -> None:
+    """It is open; those that are gone are forgotten on the way."""
+    global _open
+    with _LOCK:
+        _open = (*(known for known in _open if known() is not None), weakref.ref(new))
+
+
+def _forget(closed: Segment) -> None:
+    global _open
+    with _LOCK:
+        _open = tuple(known for known in _open if known() is not closed)
 
 
 def _checked_size(descriptor: int) -> int:

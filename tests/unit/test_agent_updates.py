@@ -31,6 +31,7 @@ from edgesplit_agent.updates import (
     Stage,
     Standing,
     Step,
+    TakeBundle,
     Updater,
     Verify,
     after_failure,
@@ -411,3 +412,71 @@ def test_a_disk_that_fails_is_asked_again_later_and_not_all_the_time(hands: Fake
     now[0] = updater.wakes_at(now[0])
     updater.take_step()
     assert [one for one, _ in hands.done].count(step) == 2
+
+
+def test_a_bundle_is_taken_before_anything_is_fetched_and_after_what_health_asks_for() -> None:
+    """Also without a network; while its stick is gone, what else there is to do is done."""
+    assert next_step(None, have(bundle="/stick", online=False), 10.0) == TakeBundle("/stick")
+    assert next_step(want(("m", A)), have(bundle="/stick", offer=b"new"), 10.0) == TakeBundle("/stick")
+    condemned = have(DONE, running={"m": A}, trials={"m": replace(FAILED_ONCE, condemned="wrong")}, bundle="/stick")
+    assert next_step(want(("m", A)), condemned, 10.0) == RollBack("m", A, "wrong")
+    assert next_step(want(("m", A)), have(bundle="/stick", bundle_retry_at=11.0), 10.0) == FetchManifest(A)
+    assert wake_at(have(bundle="/stick", bundle_retry_at=11.0), 10.0) == 11.0
+
+
+class Stick(FakeHands):
+    """Hands that take a bundle, or fail as they are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails: list[Exception] = []
+        self.took: list[str] = []
+
+    def take_bundle(self, path: str, believed: Callable[[Statement], None], superseded: Callable[[], bool]) -> str:
+        self.took.append(path)
+        believed(want(("m", A), counter=7))
+        if self.fails:
+            raise self.fails.pop(0)
+        return "all"
+
+
+def test_a_stick_that_was_pulled_is_looked_for_and_what_it_said_is_wanted_meanwhile() -> None:
+    """The statement counts from when it was believed; the bundle is taken once the stick is back."""
+    hands, now = Stick(), [100.0]
+    hands.fails = [LinkError("the stick is gone")]
+    updater = Updater(hands, clock=lambda: now[0])
+    updater.begin(None)
+    updater.take_bundle("1", "/stick")
+    assert updater.take_step() == TakeBundle("/stick")
+    assert (updater.taking.state, updater.taking.detail) == ("waiting", "the stick is gone")
+    believed, state = updater.snapshot
+    assert believed is not None and believed.counter == 7
+    now[0] = state.bundle_retry_at
+    assert updater.take_step() == TakeBundle("/stick")
+    assert (updater.taking.number, updater.taking.state, updater.taking.detail) == ("1", "taken", "all")
+    assert updater.snapshot[1].bundle == ""
+
+
+@pytest.mark.parametrize("error", [TrustError("forged"), Expired("old"), ModelRefused("no"), ValueError("ours")])
+def test_a_bundle_that_must_not_be_believed_is_tried_once(error: Exception) -> None:
+    """Expired is final here: no clock makes a stick newer. A fault of ours ends it too."""
+    hands = Stick()
+    hands.fails = [error]
+    updater = Updater(hands)
+    updater.begin(None)
+    updater.take_bundle("1", "/stick")
+    updater.take_step()
+    assert updater.taking.state == "refused" and updater.snapshot[1].bundle == ""
+
+
+def test_a_newer_bundle_supersedes_one_that_is_waited_for() -> None:
+    """Whoever puts in another stick means that one."""
+    hands = Stick()
+    hands.fails = [LinkError("gone")]
+    updater = Updater(hands)
+    updater.begin(None)
+    updater.take_bundle("1", "/old")
+    updater.take_step()
+    updater.take_bundle("2", "/new")
+    updater.take_step()
+    assert hands.took == ["/old", "/new"] and updater.taking.number == "2" and updater.taking.state == "taken"

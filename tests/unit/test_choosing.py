@@ -57,7 +57,7 @@ def test_an_uncertain_link_is_raced() -> None:
 
 def test_without_a_hedge_the_risk_counts() -> None:
     """A row that is a little faster but often comes to nothing is not taken by whoever cannot begin beside it."""
-    meter = replace(SURE, fades=0.4)
+    meter = msgspec.structs.replace(SURE, fades=0.4)
     assert named(decide(PLAN, Situation(meter, 0.0, may_hedge=False, may_race=False))) == "local"
     assert named(decide(PLAN, Situation(meter, 0.0))) == "remote"
 

@@ -6,7 +6,7 @@ import pytest
 
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
-from edgesplit.reply import Incoming, Reply
+from edgesplit.reply import Incoming, Known, Reply
 
 FIXED = b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 5\r\na: 2\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
@@ -15,9 +15,11 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n
 EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
-def read(raw: bytes, size: int = 1 << 20, *, end: bool = False) -> tuple[Reply | None, Incoming]:
+def read(
+    raw: bytes, size: int = 1 << 20, *, end: bool = False, known: Known | None = None
+) -> tuple[Reply | None, Incoming]:
     """What comes of these bytes, `size` at a time."""
-    incoming, reply = Incoming(), None
+    incoming, reply = Incoming(known=known), None
     while raw and reply is None:
         buffer = incoming.buffer()
         count = min(size, len(buffer), len(raw))
@@ -36,6 +38,35 @@ def test_a_response_is_the_same_in_whatever_pieces_it_comes(raw: bytes, size: in
     reply, incoming = read(raw, size, end=raw is UNTIL_CLOSE)
     assert reply is not None and bytes(reply.body) == b"hello" and reply.status == 200
     assert incoming.keep is (raw is not UNTIL_CLOSE)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_a_header_block_that_came_before_is_not_read_again(size: int) -> None:
+    """The reply is the same as the first time, also behind an interim response, and another block counts as ever."""
+    first, incoming = read(FIXED)
+    assert first is not None and incoming.known is not None
+    for raw in (FIXED, INTERIM):
+        again, after = read(raw, size, known=incoming.known)
+        assert again is not None and (again.status, again.headers) == (first.status, first.headers)
+        assert bytes(again.body) == b"hello" and after.keep and after.known == incoming.known
+    other, _ = read(FIXED.replace(b"200 OK", b"404 No"), size, known=incoming.known)
+    assert other is not None and other.status == 404
+
+
+@pytest.mark.parametrize("raw", [CHUNKED, UNTIL_CLOSE, EMPTY, FIXED.replace(b"A: 1", b"Connection: close")])
+def test_only_a_block_that_tells_a_length_is_remembered(raw: bytes) -> None:
+    """The others do not say by themselves where their response ends, or are the last of their connection."""
+    _, incoming = read(raw, end=raw is UNTIL_CLOSE)
+    assert incoming.known is None
+
+
+def test_a_known_response_that_is_cut_short_or_too_long_is_no_other() -> None:
+    """What holds of a response read for the first time holds of the next."""
+    _, incoming = read(FIXED)
+    with pytest.raises(LinkError):
+        read(FIXED[:-1], end=True, known=incoming.known)
+    reply, after = read(FIXED + b"x", known=incoming.known)
+    assert reply is not None and bytes(reply.body) == b"hello" and not after.keep
 
 
 def test_headers_are_lower_case_and_joined() -> None:

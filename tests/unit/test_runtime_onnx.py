@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -88,3 +91,20 @@ def test_what_is_no_picture_fails(tensors: dict[str, tiny.Array]) -> None:
     spec = msgspec.structs.replace(parse_input_spec("image/jpeg 8x8"), tensor="x", tensor_width=8, tensor_height=8)
     with pytest.raises(UsageError):
         InputProgram(spec).run(tensors)
+
+
+def test_the_engine_reports_nothing_to_its_maker(whole: Slice, tmp_path: Path) -> None:
+    """Run by us, onnxruntime makes no identifier of this machine: its own telemetry is off before it is loaded."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "slice.json").write_bytes(msgspec.json.encode(whole))
+    script = (
+        "import pathlib, sys, msgspec\n"
+        "from edgesplit.release import Slice\n"
+        "from edgesplit.runtime.onnx import OnnxRuntime\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "OnnxRuntime().load(msgspec.json.decode((folder / 'slice.json').read_bytes(), type=Slice), folder)\n"
+    )
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ORT_", "XDG_"))}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env={**kept, "HOME": str(home)}, check=True)
+    assert not list(home.rglob("*"))

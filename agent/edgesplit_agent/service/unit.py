@@ -31,7 +31,7 @@ Type=notify
 NotifyAccess=main
 Environment=PYTHONUNBUFFERED=1
 EnvironmentFile=-/etc/edgesplit-agent.env
-ExecStart={prefix}/current/bin/edgesplit-agent run --data {data} --claim {data}/claim.json --log-format json $OPTIONS
+ExecStart={prefix}/current/bin/edgesplit-agent launch --data {data} --claim {data}/claim.json --log-format json $OPTIONS
 Restart=always
 RestartSec=5s
 # The agent proves that it lives, not a timer: see edgesplit_agent.service.pulse.

@@ -289,23 +289,24 @@ class Hosted:
         if flow is None:
             flow = self._flows[order] = flow_of(self._keeper.release.manifest, order)
         worker = self._ready(job.until)
-        with self._turn(job.until):
+        if self._processor is None:
             live = worker.run(job, flow, timing)
+        else:
+            with self._turn(self._processor, job.until):
+                live = worker.run(job, flow, timing)
         self._keeper.now.in_a_row = 0
         return live
 
+    @staticmethod
     @contextmanager
-    def _turn(self, until: float) -> Iterator[None]:
+    def _turn(processor: threading.Lock, until: float) -> Iterator[None]:
         """An emulated device's one processor, that all its releases share."""
-        if self._processor is None:
-            yield
-            return
-        if not self._processor.acquire(timeout=min(max(0.0, until - perf_counter()), threading.TIMEOUT_MAX)):
+        if not processor.acquire(timeout=min(max(0.0, until - perf_counter()), threading.TIMEOUT_MAX)):
             raise DeadlineExceeded("the device's processor was not free before the deadline")
         try:
             yield
         finally:
-            self._processor.release()
+            processor.release()
 
     @property
     def setup(self) -> Setup:

@@ -9,20 +9,27 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from edgesplit import oip
 from edgesplit.errors import MalformedMessage
+from edgesplit.later import later
 from edgesplit.runtime import Tensor
 from edgesplit_agent.worker.talk import Placed, Room
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Memory = npt.NDArray[np.uint8]
+else:
+    np = later("numpy")
+    Memory = Any
 
 ALIGN = 64
 IN_PLACE = 8
 """A tensor is read where it lies if it begins at a multiple of this."""
 _LENGTH = struct.Struct("<I")
-Memory = npt.NDArray[np.uint8]
 
 
 def aligned(size: int) -> int:

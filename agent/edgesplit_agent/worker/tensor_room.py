@@ -13,13 +13,17 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgesplit.errors import Busy
+from edgesplit.later import later
 from edgesplit.segments import Segment
 from edgesplit_agent.worker.placing import Memory, aligned
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 SMALLEST_SEGMENT = 2**20
 

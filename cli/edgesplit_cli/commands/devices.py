@@ -13,6 +13,7 @@ from rich.text import Text
 
 from edgesplit.errors import LinkError, UsageError
 from edgesplit_cli.api import Api
+from edgesplit_cli.claims import ClaimWish, make_claim
 from edgesplit_cli.show import can_write, console, json_option, ms, plain, print_json, rate, share, size, table
 from edgesplit_cli.timeline import means
 
@@ -72,17 +73,11 @@ def claim(
     """Make a one-time claim with which the device NAME enrols."""
     if out is not None:
         can_write(out)  # the claim is made only if it can be kept
-    body = {
-        "device": name,
-        "device_class": profile,
-        "link": link,
-        "group": group,
-        "labels": dict(_label(label) for label in labels),
-        "expires_s": expires_s,
-        "replace": replace,
-        "gateway": gateway,
-    }
-    made = json.dumps(Api.of(data).post("/v1/devices/claims", body))
+    wish = ClaimWish(
+        device=name, device_class=profile, link=link, group=group, labels=dict(_label(label) for label in labels),
+        expires_s=expires_s, replace=replace, gateway=gateway,
+    )  # fmt: skip
+    made = make_claim(Api.of(data), wish)
     if out is None:
         click.echo(made)
         return

@@ -16,6 +16,7 @@ class Watched:
     def __init__(self, hands: Hands, device: str, witness: Witness) -> None:
         self._hands, self._device, self._witness = hands, device, witness
         self.fetch_manifest = hands.fetch_manifest
+        self.take_bundle = hands.take_bundle
         self.stage, self.verify, self.activate = hands.stage, hands.verify, hands.activate
         self.check_again, self.commit, self.roll_back = hands.check_again, hands.commit, hands.roll_back
         self.find_healthy, self.retire, self.clean = hands.find_healthy, hands.retire, hands.clean

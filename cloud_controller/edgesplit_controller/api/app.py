@@ -20,6 +20,7 @@ from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.seen.ledger import Ledger
 from edgesplit_controller.api import (
+    agents,
     audit,
     deployments,
     devices,
@@ -28,6 +29,7 @@ from edgesplit_controller.api import (
     keys,
     live,
     models,
+    offline,
     openapi,
     operators,
     pages,
@@ -67,6 +69,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     models.viewers,
     models.operators,
     models.certified,
+    agents.viewers,
+    agents.operators,
+    agents.certified,
     deployments.viewers,
     deployments.operators,
     deployments.certified,
@@ -77,6 +82,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     devices.viewers,
     devices.operators,
     devices.certified,
+    offline.certified,
     telemetry.viewers,
     fleet.viewers,
     fleet.operators,
@@ -115,6 +121,7 @@ def create_app(
     lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
     bounds = {
         "/v1/models": model_bytes,
+        "/v1/agents": model_bytes,
         "/samples": SAMPLES_BYTES,
         "/deployments/signed": lists,
         "/keys/renewed": lists,

@@ -132,6 +132,20 @@ class SignedBody(DeployBody):
     next_targets: str
 
 
+class DeployAgentBody(Body):
+    """A version of the agent for some devices."""
+
+    version: str = Field(max_length=40)
+    to: list[str]
+    now: bool = False
+    elsewhere: bool = False
+    """The release key lies elsewhere: answer what it must sign."""
+    rollout: RolloutBody = RolloutBody()
+    release: str = Field(default="", max_length=64)
+    next_targets: str = ""
+    """Both: signed elsewhere."""
+
+
 class PublicKeyBody(Body):
     """A key without its private part."""
 
@@ -205,6 +219,17 @@ class LeadBody(Body):
     """A gateway's name, or `none`."""
     link: str = ""
     """Theirs from now on."""
+
+
+class PapersBody(Body):
+    """For whom a bundle is."""
+
+    devices: list[str] = Field(min_length=1, max_length=10_000)
+    """Names, groups and labels, as for a deployment."""
+    models: list[str] = Field(default=[], max_length=256)
+    """Only these; empty: all that they shall run."""
+    valid_s: int = Field(default=0, ge=0, le=3_700 * 86_400)
+    """It must be good for so long at least."""
 
 
 class GatewayBody(Body):

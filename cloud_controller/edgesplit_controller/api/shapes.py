@@ -125,6 +125,36 @@ class Deployed(Shape):
     deployment: int | None = None
 
 
+class AgentBuild(Shape):
+    """The wheels of one version of the agent for one Python and machine."""
+
+    python: str
+    machine: str
+    extras: list[str]
+    bytes: int
+    sha256: str
+
+
+class PushedAgent(Shape):
+    """A version of the agent, after a build of it came."""
+
+    version: str
+    model: str
+    builds: list[AgentBuild]
+    created_at: float
+    created: bool
+
+
+class AgentShape(Shape):
+    """A version of the agent, and how many devices are of it."""
+
+    version: str
+    model: str
+    builds: list[AgentBuild]
+    created_at: float
+    devices: int
+
+
 class DeploymentShape(Shape):
     """A release on its way to chosen devices."""
 
@@ -230,6 +260,26 @@ class Led(Shape):
 
     devices: list[str]
     gateway: str | None
+
+
+class CarriedShape(Shape):
+    """A release in a bundle, and which of its chunks, by their places in its list."""
+
+    release: str
+    model: str
+    chunks: list[int]
+
+
+class Papers(Shape):
+    """All of a bundle but its chunks."""
+
+    made: int
+    valid_until: int
+    limited_by: str
+    files: dict[str, str]
+    statements: dict[str, str]
+    devices: dict[str, str]
+    releases: list[CarriedShape]
 
 
 class DeviceShape(Shape):

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgesplit.release import Slice
 from edgesplit.sealed import SliceSource
 
-Tensor = npt.NDArray[np.generic]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Tensor = npt.NDArray[np.generic]
+else:
+    Tensor = Any
 Tensors = Mapping[str, Tensor]
 
 

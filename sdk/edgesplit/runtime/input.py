@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
 from edgesplit.errors import UsageError
 from edgesplit.inputs import FRAME, InputSpec, prepare
+from edgesplit.later import later
 from edgesplit.runtime import Tensor, Tensors
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 
 class InputProgram:

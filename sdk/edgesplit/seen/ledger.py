@@ -1,7 +1,8 @@
 """What one process has counted, ready to be shown, or to be sent to another process and summed there.
 
 Counting is noting: what came is added up when somebody asks, and else every `NOTED` times, all at once, which costs a
-request a fraction of what it would one by one. The number of series is bounded, whatever labels come: beyond
+request a fraction of what it would one by one; a server has that done when an answer is on its way (`add_up_if_due`).
+The number of series is bounded, whatever labels come: beyond
 `MOST_SERIES` of a family, further ones are counted together under `(other)`.
 """
 
@@ -25,7 +26,9 @@ MOST_SERIES = 512
 """Of one family."""
 OTHER = "(other)"
 NOTED = 64
-"""Records that may wait to be added up."""
+"""Records that may wait to be added up..."""
+MOST_NOTED = 4 * NOTED
+"""...and so many, where nobody says when there is time for it."""
 Entry = tuple[Family, tuple[str, ...], float]
 """What to count: of which family, with which labels, and by how much (a histogram: the value observed)."""
 
@@ -63,6 +66,12 @@ class Ledger:
     def record(self, entries: Iterable[Entry]) -> None:
         """All these at once: nobody sees some of them without the others. They may be read later, by any thread."""
         self._noted.append(entries)
+        if len(self._noted) >= MOST_NOTED:
+            with self._lock:
+                self._add_up()
+
+    def add_up_if_due(self) -> None:
+        """There is time for it now."""
         if len(self._noted) >= NOTED:
             with self._lock:
                 self._add_up()
@@ -78,11 +87,13 @@ class Ledger:
                 log.exception("something could not be counted")
 
     def _add(self, family: Family, labels: tuple[str, ...], value: float) -> None:
+        key = (family.name, labels)
         if family.kind == "histogram":
-            self._histogram(family, labels).observe(value)
-        else:
+            (self._histograms.get(key) or self._histogram(family, labels)).observe(value)
+            return
+        if key not in self._counters:
             key = self._key(family, labels, self._counters)
-            self._counters[key] = self._counters.get(key, 0.0) + value
+        self._counters[key] = self._counters.get(key, 0.0) + value
 
     def histogram(self, family: Family, *labels: str) -> Histogram:
         """A copy of that histogram as it is now; an empty one where nothing was observed."""

@@ -1,0 +1,91 @@
+"""The commands of `edgesplit-agent` that make it a service: unit, supervise, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgesplit.seen import logs
+from edgesplit_agent.service.unit import WATCHDOG_S, Places, unit
+
+PROGRAM = "edgesplit-agent"
+LEAST_WATCHDOG_S = 1.0
+LONGEST_WATCHDOG_S = 86_400.0
+
+
+def add_service_commands(commands: Any, add_run_options: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Beside `run`, whose options `supervise` takes too."""
+    told = commands.add_parser("unit", help="print the systemd unit of an installation")
+    told.add_argument("--prefix", type=Path, default=Places.prefix, metavar="DIR", help=f"(default {Places.prefix})")
+    told.add_argument("--data", type=Path, default=Places.data, metavar="DIR", help=f"(default {Places.data})")
+    told.add_argument("--user", default=Places.user, metavar="NAME", help=f"(default {Places.user})")
+    told.set_defaults(command=_unit)
+    supervise = commands.add_parser(
+        "supervise", help="keep `run` running where there is no systemd", allow_abbrev=False
+    )
+    supervise.add_argument(
+        "--watchdog", type=_watchdog, default=float(WATCHDOG_S), metavar="N",
+        help=f"seconds without a sign of life after which it is started anew; 0: never (default {WATCHDOG_S})",
+    )  # fmt: skip
+    add_run_options(supervise)
+    supervise.set_defaults(command=_supervise)
+    doctor = commands.add_parser("doctor", help="say what ails this device's agent, and what to do about it")
+    doctor.add_argument("--data", type=Path, default=Places.data, metavar="DIR", help=f"(default {Places.data})")
+    doctor.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
+    doctor.add_argument("--offline", action="store_true", help="ask nothing of the network")
+    doctor.set_defaults(command=_doctor)
+
+
+def _unit(options: argparse.Namespace) -> int:
+    print(unit(Places(options.prefix, options.data, options.user)), end="")
+    return 0
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    from edgesplit_agent.service.supervise import Supervisor
+
+    logs.configure(options.log_level, options.log_format)
+    return Supervisor([*_program(), *run_words(sys.argv[1:])], options.watchdog).serve()
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from edgesplit_agent.service.doctor import examine
+    from edgesplit_agent.service.findings import exit_code, printed
+
+    found = examine(options.data, online=not options.offline)
+    print(printed(found, as_json=options.as_json))
+    return exit_code(found)
+
+
+def run_words(words: Sequence[str]) -> list[str]:
+    """What `launch` is called with by a supervisor that was called with these words."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--watchdog":
+            next(rest, None)
+        elif not word.startswith("--watchdog="):
+            kept.append(word)
+    kept[kept.index("supervise")] = "launch"
+    return kept
+
+
+def _program() -> list[str]:
+    """How we were called, not resolved: where a link to the installed version moves, the next start takes the new."""
+    called = shutil.which(sys.argv[0]) if os.path.basename(sys.argv[0]) == PROGRAM else None
+    return [os.path.abspath(called)] if called else [sys.executable, "-m", "edgesplit_agent.main"]
+
+
+def _watchdog(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if seconds != 0 and not LEAST_WATCHDOG_S <= seconds <= LONGEST_WATCHDOG_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: {LEAST_WATCHDOG_S:g} or more, or 0")
+    return seconds

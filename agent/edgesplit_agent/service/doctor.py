@@ -1,0 +1,51 @@
+"""`edgesplit-agent doctor`: everything that an agent stands on, looked at one by one.
+
+Reads; changes nothing and needs no running agent. Run it as the agent's user or as root.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from edgesplit.errors import EdgeError
+from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.sensors import ROOT as SYSFS
+from edgesplit_agent.service.findings import Finding, bad
+from edgesplit_agent.service.seen_here import agent_state, disk, files, memory, power, runtimes, system_service
+from edgesplit_agent.service.seen_papers import certificates, chain, claim
+from edgesplit_agent.service.seen_way import way
+
+
+def examine(data: Path, *, online: bool = True, sysfs: Path = SYSFS, now: float | None = None) -> list[Finding]:
+    """All findings, in the order in which things depend on each other."""
+    folder, now = DataFolder(data), time.time() if now is None else now
+    looks: list[Callable[[], Iterator[Finding]]] = [lambda: files(folder)]
+    identity = _identity(folder)
+    if identity is None:
+        looks.append(lambda: claim(folder, now, online=online))
+    else:
+        known = identity
+        looks += [lambda: certificates(folder, known, now), lambda: chain(folder, known, now)]
+        if online:
+            looks.append(lambda: way(folder, known, now))
+    looks += [lambda: disk(folder), memory, lambda: power(sysfs), runtimes, system_service, lambda: agent_state(folder)]
+    return [finding for look in looks for finding in _safely(look)]
+
+
+def _identity(folder: DataFolder) -> Identity | None:
+    try:
+        return folder.enrolled()
+    except OSError:
+        return None
+
+
+def _safely(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """A look that fails is a finding of its own: the others go on."""
+    found: list[Finding] = []
+    try:
+        found.extend(look())
+    except (EdgeError, OSError, ValueError) as error:
+        found.append(bad("doctor", f"could not look further: {error}", "run it as root or as the agent's user"))
+    return found

@@ -1,0 +1,194 @@
+"""`edgectl agent`: versions of the agent itself, from a kit to every device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from edgesplit.errors import UsageError
+from edgesplit_cli.api import Api
+from edgesplit_cli.commands.deploy import sign_release, wait_for
+from edgesplit_cli.commands.rollout_options import rollout_body, rollout_options
+from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
+from edgesplit_cli.kit.own_wheel import EXTRAS
+from edgesplit_cli.kit.target import MACHINES, PYTHONS
+from edgesplit_cli.quantities import Number
+from edgesplit_cli.settings import SIGN_VARIABLE, cache_folder
+from edgesplit_cli.show import console, json_option, print_json, size, table
+
+WHEELS = "wheels.tar"
+
+
+@click.group()
+def agent() -> None:
+    """Versions of the agent itself: pushed, listed, brought to devices, each with a way back of its own."""
+
+
+@agent.command()
+@click.argument("kits", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[KIT]...")
+@click.option("--build", is_flag=True, help="Make the kit of this version here, in place of giving its folder.")
+@click.option(
+    "--python", type=click.Choice(PYTHONS), default="3.11", show_default=True, help="With --build: of the devices."
+)
+@click.option(
+    "--machine", type=click.Choice(MACHINES), default="aarch64", show_default=True, help="With --build: theirs."
+)
+@click.option(
+    "--with",
+    "extras",
+    multiple=True,
+    type=click.Choice([one for one in EXTRAS if one != "agent"]),
+    help="With --build: what the agent shall have besides, as in tflite; repeatable.",
+)
+@click.option(
+    "--wheelhouse",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="With --build: take wheels from there, and nothing from a network.",
+)
+@json_option
+@click.pass_obj
+def push(
+    data: Path,
+    /,
+    kits: tuple[Path, ...],
+    build: bool,
+    python: str,
+    machine: str,
+    extras: tuple[str, ...],
+    wheelhouse: Path | None,
+    as_json: bool,
+) -> None:
+    """Give the controller a version of the agent: one KIT for each kind of machine that it shall run on.
+
+    A KIT is the folder that `edgectl flash` puts on a card. The version is the kit's; what it consists of is never
+    changed once it is here, but further kits of the same version may follow.
+    """
+    if build == bool(kits):
+        raise UsageError("give the folder of a kit, or --build to make one")
+    api = Api.of(data)
+    made = [read_kit(kit) for kit in kits] or [_built(Target(python, machine), extras, wheelhouse, as_json)]
+    answers = [_pushed(api, kit, as_json) for kit in made]
+    if as_json:
+        print_json(answers)
+        return
+    for answer, kit in zip(answers, made, strict=True):
+        told = "is here now" if answer["created"] else "was here already"
+        described = kit.described
+        console().print(f"agent {described.version} for Python {described.python} on {described.machine} {told}")
+    version = made[-1].described.version
+    console().print(f"`edgectl agent deploy {version} --to DEVICE --canary 10%` brings it to devices.")
+
+
+@agent.command(name="list")
+@json_option
+@click.pass_obj
+def list_(data: Path, as_json: bool) -> None:
+    """Every version that was pushed, and how many devices are of it."""
+    found = Api.of(data).get("/v1/agents")
+    if as_json:
+        print_json(found)
+        return
+    rows = [(one["version"], one["model"], _builds_told(one["builds"]), str(one["devices"])) for one in found]
+    console().print(table(("version", "as", "built for", ">devices"), rows))
+
+
+@agent.command()
+@click.argument("version")
+@click.option(
+    "--to",
+    "targets",
+    multiple=True,
+    required=True,
+    metavar="DEVICE|group=NAME|EXPRESSION|all",
+    help="Where to, as in 'site=oslo and not kind=lab'; may be given several times.",
+)
+@rollout_options
+@click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
+@click.option(
+    "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Follow the rollout until it ends."
+)
+@click.option(
+    "--sign-with",
+    "sign_with",
+    multiple=True,
+    envvar=SIGN_VARIABLE,
+    metavar="URI",
+    help="Sign the release here, where the release key does not lie on the controller: a key file or any"
+    f" securesystemslib URI. [default: ${SIGN_VARIABLE}]",
+)
+@click.option("--yes", is_flag=True, help="Sign without asking.")
+@json_option
+@click.pass_obj
+def deploy(
+    data: Path,
+    /,
+    version: str,
+    targets: tuple[str, ...],
+    now: bool,
+    wait_s: float,
+    sign_with: tuple[str, ...],
+    yes: bool,
+    as_json: bool,
+    **terms: Any,
+) -> None:
+    """Sign VERSION of the agent as one release, and bring it to devices, as `edgectl deploy` does for models.
+
+    Each device installs it beside the version that runs, starts it on trial, and goes back by itself unless it reaches
+    the broker and serves what was served before. `edgectl rollout` shows and steers it.
+    """
+    api = Api.of(data)
+    body = {"version": version, "to": list(targets), "now": now, "rollout": rollout_body(**terms)}
+    made = api.post("/v1/agents/deployments", {**body, "elsewhere": bool(sign_with)})
+    if "next_targets" in made:
+        made = api.post("/v1/agents/deployments/signed", {**body, **sign_release(made, sign_with, yes)})
+    if as_json:
+        if wait_s:
+            wait_for(api, made["rollout"], wait_s)
+        print_json(made)
+        return
+    console().print(f"agent {version}, release {made['release'][:16]}…, to {', '.join(made['devices'])}")
+    for other in made["supersedes"]:
+        console().print(f"  takes {other['devices']} devices over from rollout {other['rollout']}")
+    if wait_s:
+        wait_for(api, made["rollout"], wait_s)
+        return
+    console().print(f"Rollout {made['rollout']}: `edgectl rollout status --watch` follows it.")
+
+
+def _built(target: Target, extras: tuple[str, ...], wheelhouse: Path | None, quiet: bool) -> Kit:
+    with console().status("making a kit") as status:
+        told = (lambda text: None) if quiet else (lambda text: status.update(text))
+        return build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse, progress=told)
+
+
+def _pushed(api: Api, kit: Kit, quiet: bool) -> dict[str, Any]:
+    """Send the wheels of one kit."""
+    described, wheels = kit.described, kit.files[WHEELS]
+    extras = [one for one in described.extras if one != "agent"]
+    query = {"version": described.version, "python": described.python, "machine": described.machine, "extra": extras}
+    total = wheels.stat().st_size
+    with wheels.open("rb") as file:
+        if quiet:
+            answer: dict[str, Any] = api.upload("/v1/agents", file, total, **query)
+            return answer
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=console(), transient=True) as progress:
+            task = progress.add_task(f"pushing agent {described.version}", total=total)
+            told: dict[str, Any] = api.upload(
+                "/v1/agents", file, total, lambda done, _: progress.update(task, completed=done), **query
+            )
+            return told
+
+
+def _builds_told(builds: list[dict[str, Any]]) -> str:
+    return ", ".join(
+        f"{one['machine']} Python {one['python']}"
+        + (f" with {', '.join(one['extras'])}" if one["extras"] else "")
+        + f" ({size(one['bytes'])})"
+        for one in builds
+    )

@@ -1,0 +1,102 @@
+#!/bin/sh
+# The first boot of a device that `edgectl flash` made. Runs as root, from the boot partition, at each boot until all
+# of it is done; killed or cut off anywhere, the next run goes on.
+#
+# 1. The claim moves off the boot partition, which any card reader can read, before anything else is tried.
+# 2. The agent is installed from the folder in which this file lies.
+# 3. The key of the wireless network leaves the boot partition, once the system has its own copy.
+set -u
+
+main() {
+  here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 1
+  boot=$(dirname -- "$here")
+  root=${EDGESPLIT_ROOT:-}
+  state=$root/var/lib/edgesplit-first-boot
+  umask 077
+  mkdir -p "$state" "$root/var/log" || exit 1
+  [ -e "$state/done" ] && exit 0
+  exec >>"$root/var/log/edgesplit-first-boot.log" 2>&1
+  say "first boot: begun"
+
+  take_claim || { tell "the claim could not be moved off the boot partition"; exit 1; }
+  install_agent || { tell "the agent could not be installed"; exit 1; }
+  clear_secrets || { tell "the key of the wireless network is still needed"; exit 1; }
+
+  rm -f "$here/first-boot.log"
+  : >"$state/done"
+  sync
+  rm -f "$root/etc/systemd/system/multi-user.target.wants/edgesplit-first-boot.service"
+  say "first boot: done"
+  exit 0
+}
+
+say() { printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
+
+# Why it is not done, also where a card reader finds it. The log holds no secret.
+tell() {
+  say "first boot: not done: $*; it is tried again"
+  tail -n 60 "$root/var/log/edgesplit-first-boot.log" >"$here/first-boot.log" 2>/dev/null
+  sync
+}
+
+take_claim() {
+  [ -f "$here/claim.json" ] || return 0
+  if [ -s "$here/claim.json" ] && [ -n "$(tr -d '\000' <"$here/claim.json" | head -c 1)" ]; then
+    cp "$here/claim.json" "$state/claim.part" || return 1
+    sync
+    mv "$state/claim.part" "$state/claim.json" || return 1
+    sync
+  fi
+  forget "$here/claim.json"
+}
+
+install_agent() {
+  [ -e "$state/installed" ] && return 0
+  coral=
+  [ ! -e "$here/coral.tar" ] || coral=--coral
+  if [ -s "$state/claim.json" ]; then
+    sh "$here/install.sh" --claim "$state/claim.json" $coral || return 1
+  else
+    sh "$here/install.sh" $coral || return 1
+  fi
+  sync
+  : >"$state/installed"
+  sync
+}
+
+clear_secrets() {
+  if [ -f "$boot/network-config" ] && key=$(key_in "$boot/network-config"); then
+    is_kept "$key" || return 1
+    sync
+    overwrite "$boot/network-config"
+    if [ -f "$here/network-config.clean" ]; then
+      cp "$here/network-config.clean" "$boot/network-config" || return 1
+    fi
+    sync
+  fi
+  # firstrun.sh removes itself, unless the power went just before that; while the kernel's line asks for it, it is due.
+  if [ -f "$boot/firstrun.sh" ] && ! grep -q 'systemd\.run=' "$boot/cmdline.txt"; then
+    forget "$boot/firstrun.sh"
+  fi
+  return 0
+}
+
+# The 64 hex digits by which a network is joined; fails where there are none.
+key_in() { grep -Eo '(^|[^0-9a-f])[0-9a-f]{64}($|[^0-9a-f])' "$1" | grep -Eo '[0-9a-f]{64}' | head -n 1 | grep .; }
+
+is_kept() {
+  grep -rqsF -e "$1" "$root/etc/netplan" "$root/etc/NetworkManager/system-connections" \
+    "$root/etc/wpa_supplicant" "$root/etc/network"
+}
+
+# Zeros over a file's own blocks, on the card before the next step.
+overwrite() {
+  length=$(wc -c <"$1") || return 1
+  head -c "$length" /dev/zero | dd of="$1" bs=65536 conv=notrunc,fsync 2>/dev/null
+}
+
+forget() {
+  overwrite "$1" && sync && rm -f "$1" && sync
+}
+
+main "$@"

@@ -1,0 +1,152 @@
+"""What somebody asked a flash for, checked before anything is done; and one device of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edgesplit import names
+from edgesplit.errors import NotFound, UsageError
+from edgesplit.identity import Claim, decode_claim
+from edgesplit_cli.api import Api
+from edgesplit_cli.claims import ClaimWish, make_claim
+from edgesplit_cli.flash.formats import BOARDS, Found
+from edgesplit_cli.flash.wifi import Wifi
+from edgesplit_cli.flash.wishes import Wishes
+from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
+from edgesplit_cli.kit.wheelhouse import Told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """The same for each card of a batch."""
+
+    device_class: str
+    user: str | None
+    ssh_keys: tuple[str, ...] = ()
+    sudo: bool = False
+    wifi: Wifi | None = None
+    link: str = "wifi"
+    expires_s: int = 7 * 86_400
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceToBe:
+    """One card."""
+
+    hostname: str
+    group: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KitSource:
+    """Where the agent's installer comes from."""
+
+    cache: Path
+    folder: Path | None = None
+    """A kit that was made before."""
+    extras: tuple[str, ...] = ()
+    wheelhouse: Path | None = None
+    interpreter: Path | None = None
+
+
+def board(device_class: str) -> str:
+    """The kind of device, if a card can be made for it."""
+    if device_class not in BOARDS:
+        raise UsageError(
+            f"--device {device_class[:60]}: cards are made for {', '.join(BOARDS)}. A device that runs already is taken"
+            " over by `edgectl adopt`"
+        )
+    return device_class
+
+
+def wishes_of(orders: Orders, device: DeviceToBe, found: Found) -> Wishes:
+    """What the card shall become; the user is the image's own where none was named."""
+    return Wishes(
+        hostname=device.hostname,
+        user=orders.user or found.default_user,
+        ssh_keys=orders.ssh_keys,
+        sudo=orders.sudo,
+        wifi=orders.wifi,
+    )
+
+
+def kit_for(found: Found, source: KitSource, told: Told) -> Kit:
+    """The installer for what the image has. UsageError where that is not known, or a given kit is another."""
+    python, machine = found.system.python, found.system.machine
+    if source.folder is not None:
+        kit = read_kit(source.folder)
+        carries_its_own = "python.tar.gz" in kit.files
+        pairs = [(kit.described.machine, machine), *([] if carries_its_own else [(kit.described.python, python)])]
+        for said, has in pairs:
+            if has and said != has:
+                raise UsageError(f"the kit in {source.folder} is for {said}, and the image has {has}: make one for it")
+        return kit
+    if not python or not machine:
+        raise UsageError(
+            "cannot see in the image which Python it has (no ext4 file system with /usr/bin/python3): make a kit for it"
+            " with `edgectl kit build` and give it as --kit FOLDER"
+        )
+    target = replace(Target(), python=python, machine=machine)
+    return build_kit(
+        target, extras=source.extras, cache=source.cache, interpreter=source.interpreter,
+        wheelhouse=source.wheelhouse, progress=told,
+    )  # fmt: skip
+
+
+def is_free(api: Api, device: str, may_replace: bool) -> None:
+    """UsageError where the name is that of a device which has enrolled: its card would find its claim refused."""
+    names.device_name(device)
+    try:
+        found = api.get(f"/v1/devices/{device}")
+    except NotFound:
+        return
+    if found["state"] not in ("claimed", "revoked") and not may_replace:
+        raise UsageError(
+            f"{device} is a device already ({found['state']}): choose another --hostname, or give its name to this card"
+            " with --replace"
+        )
+
+
+def claim_for(api: Api, orders: Orders, device: DeviceToBe) -> bytes:
+    """A one-time claim of its own."""
+    wish = ClaimWish(
+        device=device.hostname,
+        device_class=orders.device_class,
+        link=orders.link,
+        group=device.group,
+        labels=device.labels,
+        expires_s=orders.expires_s,
+        replace=orders.replace,
+    )
+    return make_claim(api, wish).encode()
+
+
+def claim_in(file: Path, hostname: str | None) -> tuple[Claim, bytes]:
+    """A claim that was made before; it must be for that name."""
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the claim {file}: {error.strerror}") from error
+    claim = decode_claim(raw)
+    if hostname is not None and claim.device != hostname:
+        raise UsageError(f"the claim in {file} is for {claim.device}, not for {hostname}")
+    return claim, raw
+
+
+def unreachable(claim: bytes) -> str:
+    """Why no device will find the controller by this claim; empty where it may."""
+    url = decode_claim(claim).controller_url
+    host = urlsplit(url).hostname or ""
+    try:
+        is_here = ip_address(host).is_loopback
+    except ValueError:
+        is_here = host == "localhost"
+    if not is_here:
+        return ""
+    return f"the controller calls itself {url}, where no device finds it: give `edgectl up` a --host"

@@ -1,0 +1,147 @@
+"""Power fails at every write, rename, unlink, mkdir and fsync while the agent changes its own version.
+
+Each story is played once, through all the processes that it takes, while `power_cut.Recorder` writes down what happens
+on disk; then the launcher is started on what a disk may hold after a cut at each point. What starts must be, byte for
+byte, a version that was installed; the model is served by it; the identity is untouched; and in the end the device runs
+what the story ends with.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from edgesplit_agent.versions.shelf import Shelf
+from power_cut import Disk, Operation, Recorder, Tree, after_cut, read_tree, write_tree
+from power_world import Machine, imaginary_disks
+from version_world import AgentRelease, World
+
+SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
+A, B = AgentRelease("0.3.0"), AgentRelease("0.4.0")
+NAMES = ("install", "update", "silent", "deadly")
+
+
+@dataclass
+class Story:
+    """An update, and what the disk saw of it."""
+
+    start: Disk
+    log: Sequence[Operation]
+    end: str
+    """The release that runs when it is over."""
+    may_run: frozenset[str]
+    retained: bytes | None
+    mutes: frozenset[str]
+
+
+class Stage:
+    """A signed world, and the stories that are played in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.names = folder, count()
+        self.first = World(folder)
+        self.first.add(A, B)
+
+    def world(self, tree: Tree, mutes: frozenset[str] = frozenset()) -> World:
+        data = self.folder / f"device-{next(self.names)}"
+        data.mkdir()
+        write_tree(tree, data)
+        world = World(self.folder, data, self.first.source)
+        world.add_known(self.first)
+        world.mutes = set(mutes)
+        return world
+
+    def play(self, before: Tree, wanted: AgentRelease, end: str, tell: Callable[[World, Machine], Machine],
+             *may_run: str, mutes: frozenset[str] = frozenset()) -> tuple[Story, Tree]:  # fmt: skip
+        self.first.source.retained = None
+        world = self.world(before, mutes)
+        recorder = Recorder(world.data)
+        with recorder.watching():
+            machine = world.start()
+            machine.offer(world.say(wanted))
+            machine = tell(world, machine)
+            machine.off()
+        assert world.runs(machine) == end and machine.running == world.model.digest
+        left = read_tree(world.data)
+        shutil.rmtree(world.data)
+        retained = self.first.source.retained
+        return Story(recorder.start, recorder.log, end, frozenset((*may_run, end)), retained, mutes), left
+
+
+def dying(world: World, machine: Machine) -> Machine:
+    """B ends at each of its starts before it has done anything; the power fails, so to speak, three times."""
+    world.again = 0
+    machine.settle(lambda now: world.again > 0)
+    machine.stop()
+    for _ in range(3):
+        world.start(online=False).off()
+    return world.settle(world.start())
+
+
+@pytest.fixture(scope="module")
+def stories() -> Iterator[tuple[Stage, dict[str, Story]]]:
+    with imaginary_disks() as folder:
+        stage = Stage(folder)
+        install, with_a = stage.play({}, A, A.digest, World.settle, "")
+        update, _ = stage.play(with_a, B, B.digest, World.settle, A.digest)
+        mutes = frozenset({B.digest})
+        silent, _ = stage.play(with_a, B, A.digest, World.settle, B.digest, mutes=mutes)
+        deadly, _ = stage.play(with_a, B, A.digest, dying, B.digest, mutes=mutes)
+        yield stage, dict(zip(NAMES, (install, update, silent, deadly), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_power_fails_at_every_operation(stories: tuple[Stage, dict[str, Story]], name: str) -> None:
+    """At each point of the story, with what was not fsynced lost, kept, and mixed by a seed: a whole version starts,
+    the model is served as soon as it ever was, and the story ends as it would have."""
+    stage, story = stories[0], stories[1][name]
+    seen: set[frozenset[object]] = set()
+    for cut in range(len(story.log) + 1):
+        for how in ("lost", "kept", "any"):
+            seed = f"{SEED}/{name}/{cut}/{how}"
+            tree = after_cut(story.start, story.log, cut, how, random.Random(seed)).tree()  # type: ignore[arg-type]
+            known = frozenset((path, what) for path, what in tree.items() if _matters(path))
+            if known in seen:
+                continue
+            seen.add(known)
+            try:
+                check(stage, story, tree)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, after {story.log[max(0, cut - 3) : cut]}: {error!r}") from error
+    assert len(seen) > 10
+    print(f"{name}: {len(story.log)} operations, {len(seen)} disks, seed {SEED}")
+
+
+def _matters(path: str) -> bool:
+    """What models and metadata do to a disk is tests/faults/test_power_cuts.py's."""
+    return path.startswith("versions") or path in ("current.json", "format.json")
+
+
+def check(stage: Stage, story: Story, tree: Tree) -> None:
+    stage.first.source.retained = story.retained
+    world = stage.world(tree, story.mutes)
+    try:
+        had = read_tree(world.data).get("releases/" + world.model.digest)
+        machine = world.start(online=False)
+        runs = world.runs(machine)
+        assert runs in story.may_run | {""} and (not runs or Shelf(world.data).damage(runs) == "")
+        assert had is None or not story.start.tree().get("current.json") or machine.running == world.model.digest
+        if runs not in story.mutes:
+            machine.connected()
+        machine = world.settle(machine)
+        assert world.runs(machine) == story.end, f"it ends with {world.runs(machine)[:12]!r}"
+        assert machine.running == world.model.digest and not machine.strangers()
+        shelf = Shelf(world.data)
+        assert shelf.damage(story.end) == "" and shelf.read().running == story.end and not shelf.read().starts
+        litter = [one.name for one in shelf.folder.iterdir() if one.name.startswith(".")]
+        assert not litter, f"left behind: {litter}"
+        machine.off()
+    finally:
+        shutil.rmtree(world.data)

@@ -1,0 +1,310 @@
+"""`edgectl adopt` against a real sshd: what is done there, done twice, undone, cut off, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from controller_world import eventually
+from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
+from edgesplit_cli.adopt import carrying
+from edgesplit_cli.adopt.adoption import Adopted
+from edgesplit_cli.adopt.hosts import Host
+from edgesplit_cli.commands import adopt as command
+from edgesplit_cli.main import cli
+from ssh_world import CA, FakeController, FakeKit, Machine, why_not
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path / "machine")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def cloud() -> FakeController:
+    return FakeController()
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> FakeKit:
+    return FakeKit(tmp_path / "kit")
+
+
+def adopt(machine: Machine, cloud: FakeController, kit: FakeKit, host: Host | None = None, **wish: Any) -> Adopted:
+    with machine.ssh(host) as ssh:
+        return machine.adoption(cloud, kit, **wish).adopt(ssh)
+
+
+def named(machine: Machine, name: str = "cam-1", **more: Any) -> Host:
+    return Host(target=machine.host.target, port=machine.port, key=machine.host.key, name=name, **more)
+
+
+def test_a_machine_becomes_a_device_and_nothing_that_was_copied_stays(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
+    """The kit arrives whole, its installer runs with a claim of that name and class, and the home is as before."""
+    host = named(machine, group="doors", labels={"room": "hall"})
+
+    done = adopt(machine, cloud, kit, host)
+
+    assert (done.did, done.device, done.version) == ("install", "cam-1", "1.0")
+    assert done.device_class == "generic-x86" and "bookworm" in done.system
+    assert machine.claim["device"] == "cam-1"
+    assert cloud.claims[0]["group"] == "doors" and cloud.claims[0]["labels"] == {"room": "hall"}
+    assert machine.left == []
+    assert "the-secret-token" not in " ".join(machine.asked)
+
+
+def test_adopting_again_changes_nothing_and_a_newer_kit_upgrades_with_the_same_identity(
+    machine: Machine, cloud: FakeController, kit: FakeKit, tmp_path: Path
+) -> None:
+    """No second claim is made for a device that has its identity."""
+    adopt(machine, cloud, kit, named(machine))
+    (machine.world / "asked").unlink()
+
+    again = adopt(machine, cloud, kit)
+    assert (again.did, again.device, machine.asked) == ("nothing", "cam-1", [])
+
+    newer = adopt(machine, cloud, FakeKit(tmp_path / "newer", "1.1"))
+    assert (newer.did, newer.device, newer.version) == ("upgrade", "cam-1", "1.1")
+    assert "--claim" not in machine.asked and len(cloud.claims) == 1
+
+
+def test_removing_undoes_it_and_purging_forgets_who_it_was(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
+    """Afterwards there is nothing, and removing once more says so."""
+    adopt(machine, cloud, kit, named(machine))
+    adoption = machine.adoption(cloud, kit)
+    with machine.ssh() as ssh:
+        removed = adoption.remove(ssh, kit.files["install.sh"], purge=False)
+        assert (removed.did, removed.device) == ("remove", "cam-1")
+        assert not machine.prefix.exists() and machine.data.exists()
+        assert adoption.remove(ssh, kit.files["install.sh"], purge=True).did == "purge"
+        assert not machine.data.exists()
+        assert adoption.remove(ssh, kit.files["install.sh"], purge=True).did == "nothing"
+    assert machine.left == []
+
+
+def test_an_unknown_or_another_host_key_is_refused_before_anything_is_sent(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
+    """Host keys are never taken on trust."""
+    machine.known.write_text("")
+    with pytest.raises(TrustError, match="not known here"):
+        adopt(machine, cloud, kit)
+    machine.knows(machine.folder / "stranger.pub")
+    with pytest.raises(TrustError, match="another host key"):
+        adopt(machine, cloud, kit)
+    assert machine.asked == [] and cloud.claims == []
+
+
+def test_a_key_that_the_machine_does_not_know_is_told_of(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+    """What to do about it is said."""
+    stranger = Host(target=machine.host.target, port=machine.port, key=str(machine.folder / "stranger"))
+    with pytest.raises(UsageError, match="-i KEY"):
+        adopt(machine, cloud, kit, stranger)
+
+
+def test_without_sudo_or_with_a_wrong_password_nothing_is_copied(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
+    """Becoming root is tried before the first byte, and a password is never on a command line."""
+    machine.command("id", "echo 1000\n")
+    machine.command("sudo", 'echo "$@" >>"$WORLD/sudo"; [ "$1" = -n ] && exit 1\n[ "$1" = -S ] || exit 1\nread -r p\n'
+                    '[ "$p" = right ] || exit 1\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')  # fmt: skip
+    with pytest.raises(UsageError, match="wants a password"):
+        adopt(machine, cloud, kit)
+    adoption = machine.adoption(cloud, kit)
+    with machine.ssh(named(machine)) as ssh:
+        adoption.ask_password = lambda target: "wrong"
+        with pytest.raises(UsageError, match="does not take this password"):
+            adoption.adopt(ssh)
+        assert machine.left == [] and cloud.claims == []
+        adoption.ask_password = lambda target: "right"
+        assert adoption.adopt(ssh).did == "install"
+    assert "right" not in (machine.world / "sudo").read_text()
+
+
+def test_no_room_is_said_before_anything_is_sent(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+    """Both the home's disk and the prefix's are looked at."""
+    machine.command("df", "echo Filesystem; echo /dev/sda1 9000 8999 1 100% /\n")
+    with pytest.raises(UsageError, match="no room there"):
+        adopt(machine, cloud, kit, named(machine))
+    assert machine.left == [] and cloud.claims == []
+
+
+def test_a_disk_that_fills_up_while_copying_is_an_error_that_says_so(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
+    """df may promise what is gone a moment later."""
+    machine.command("cat", 'case $1 in "") echo "cat: write error: No space left on device" >&2; exit 1;; esac\n'
+                    'exec /bin/cat "$@"\n')  # fmt: skip
+    with pytest.raises(UsageError, match="free some"):
+        adopt(machine, cloud, kit, named(machine))
+
+
+def test_a_connection_cut_in_the_middle_of_copying_is_continued_by_the_next_call(
+    machine: Machine, cloud: FakeController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came stays, and only the rest is sent; the file is whole in the end."""
+    size = 3 << 20
+    big = FakeKit(tmp_path / "big", content=os.urandom(size))
+    begun = machine.home / ".edgesplit-adopt" / ".wheels.tar.part"
+
+    def cut() -> None:
+        eventually("some of it has come", lambda: begun.exists() and begun.stat().st_size)
+        for session in machine.sessions():
+            os.kill(session, signal.SIGKILL)
+
+    monkeypatch.setattr(carrying, "_blocks", _cut_after(size // 2, cut))
+    with pytest.raises(LinkError):
+        adopt(machine, cloud, big, named(machine))
+    monkeypatch.undo()
+    assert 0 < begun.stat().st_size < size and cloud.claims == []
+
+    sent: dict[str, int] = {}
+    monkeypatch.setattr(carrying, "_blocks", _counted(sent))
+    assert adopt(machine, cloud, big, named(machine)).did == "install"
+    assert sent["wheels.tar"] < size
+    assert machine.left == []
+
+
+def test_a_beginning_that_was_spoilt_is_sent_anew(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+    """The digest there decides, not the size."""
+    stage = machine.home / ".edgesplit-adopt"
+    stage.mkdir(mode=0o700)
+    (stage / ".wheels.tar.part").write_bytes(b"x" * 100)
+    (stage / "left-over").write_bytes(b"of another version")
+    assert adopt(machine, cloud, kit, named(machine)).did == "install"
+    assert machine.left == []
+
+
+def test_an_installer_that_fails_is_told_of_and_leaves_no_claim_behind(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
+    """The next call heals: another claim, and all is well."""
+    (machine.world / "installer-fails").touch()
+    with pytest.raises(EdgeError, match="ended with 9 there: install: no Python here"):
+        adopt(machine, cloud, kit, named(machine))
+    assert machine.left == []
+    (machine.world / "installer-fails").unlink()
+    assert adopt(machine, cloud, kit, named(machine)).did == "install"
+
+
+def test_what_a_hostile_machine_says_is_not_obeyed(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+    """Quotes, substitutions, escape sequences and answers to what was not asked stay words."""
+    (machine.world / "os-release").write_text(
+        'ID=debian\nPRETTY_NAME="$(touch $WORLD/owned) `id` \x1b[2J\\"; rm -rf /"\nVERSION_ID=\'1\nuid 30\n'
+    )
+    done = adopt(machine, cloud, kit, named(machine), dry_run=True)
+    assert "\x1b" not in done.system and not (machine.world / "owned").exists()
+
+    machine.command("uname", "case $1 in -n) printf 'a; reboot\\n';; *) exec /bin/uname \"$@\";; esac\n")
+    assert adopt(machine, cloud, kit, dry_run=True).device == "a-reboot"
+    machine.command("uname", "case $1 in -n) printf '\\033]0;x\\007';; *) exec /bin/uname \"$@\";; esac\n")
+    with pytest.raises(UsageError) as refused:
+        adopt(machine, cloud, FakeKit(machine.folder / "k"), Host(target="root@127.0.0.1", port=machine.port,
+              key=machine.host.key, name="-oProxyCommand=x"))  # fmt: skip
+    assert "\x1b" not in str(refused.value)
+
+
+def test_a_machine_that_floods_us_is_let_go(machine: Machine) -> None:
+    """Its answers are bounded."""
+    with machine.ssh() as ssh, pytest.raises(LinkError, match="more than"):
+        ssh.run("yes")
+
+
+def test_machines_that_are_not_supported_are_told_why(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+    """Another system, a 32-bit one, a musl one: each has its reason."""
+    (machine.world / "os-release").write_text("ID=alpine\nPRETTY_NAME=Alpine\n")
+    with pytest.raises(UsageError, match="Alpine is none of"):
+        adopt(machine, cloud, kit, named(machine))
+    (machine.world / "os-release").write_text("ID=raspbian\nPRETTY_NAME=Pi\n")
+    machine.command("getconf", "[ $1 = LONG_BIT ] && echo 32\n")
+    with pytest.raises(UsageError, match="64-bit"):
+        adopt(machine, cloud, kit, named(machine))
+
+
+def test_a_device_of_another_controller_is_left_alone(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+    """It must be taken away there first."""
+    adopt(machine, cloud, kit, named(machine))
+    (machine.data / "identity" / "ca.pem").write_text("theirs")
+    with pytest.raises(UsageError, match="not of ours"):
+        adopt(machine, cloud, kit, named(machine))
+    (machine.data / "identity" / "ca.pem").write_text("ours")
+    with pytest.raises(UsageError, match="'cam-1' already"):
+        adopt(machine, cloud, kit, named(machine, "cam-2"))
+    cloud.states["cam-1"] = "revoked"
+    with pytest.raises(UsageError, match="--purge"):
+        adopt(machine, cloud, kit, named(machine))
+
+
+def test_looking_alone_changes_nothing(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+    """--dry-run says what would be done."""
+    done = adopt(machine, cloud, kit, named(machine), dry_run=True)
+    assert done.did == "install" and machine.left == [] and machine.asked == [] and cloud.claims == []
+
+
+def _cut_after(most: int, cut: Callable[[], object]) -> Callable[..., Iterator[bytes]]:
+    def blocks(path: Path, offset: int, progress: Callable[[int], None]) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            sent = 0
+            while block := file.read(1 << 16):
+                yield block
+                sent += len(block)
+                if sent == most:
+                    cut()
+
+    return blocks
+
+
+def _counted(sent: dict[str, int]) -> Callable[..., Iterator[bytes]]:
+    real = carrying._blocks
+
+    def blocks(path: Path, offset: int, progress: Callable[[int], None]) -> Iterator[bytes]:
+        sent[path.name] = path.stat().st_size - offset
+        return real(path, offset, progress)
+
+    return blocks
+
+
+def test_the_command_adopts_several_machines_and_says_what_became_of_each(
+    machine: Machine, cloud: FakeController, kit: FakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails holds up no other, and its error's code is the command's."""
+    monkeypatch.setattr(command.credentials, "of_folder", lambda data: SimpleNamespace(ca_pem=CA.splitlines()[1]))
+    monkeypatch.setattr(command.Api, "by", lambda held: cloud)
+    monkeypatch.setattr(command, "kits", lambda *_: lambda means, seen, coral: kit)
+    batch = tmp_path / "devices.csv"
+    batch.write_text(f"host,name,group,port\nroot@127.0.0.1,cam-1,doors,{machine.port}\nnobody@127.0.0.1,cam-2,,1\n")
+    options = [word for option in machine.options for word in ("-o", option)]
+    places = ["--prefix", str(machine.prefix), "--agent-data", str(machine.data)]
+    words = ["--data", str(tmp_path), "adopt", "--batch", str(batch), "-i", machine.host.key, *options, *places]
+
+    result = CliRunner().invoke(cli, [*words, "--no-service", "--json"])
+
+    first, second = json.loads(result.stdout)
+    assert (first["device"], first["did"]) == ("cam-1", "install") and "supervise" in first["start"]
+    assert second["kind"] == "LinkError" and result.exit_code == LinkError.exit_code
+    assert [claim["group"] for claim in cloud.claims] == ["doors"]
+
+    alone = [*words[:3], "root@127.0.0.1", "-p", str(machine.port), *words[5:]]
+    again = CliRunner().invoke(cli, [*alone, "--no-service"])
+    assert "cam-1 up to date" in again.stdout
+    removed = CliRunner().invoke(cli, [*alone, "--remove"])
+    assert "edgectl device revoke cam-1" in removed.stdout and not machine.prefix.exists()

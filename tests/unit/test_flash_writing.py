@@ -1,0 +1,275 @@
+"""Images as they come, and media as they fail: nothing is believed that was not read back."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from edgesplit.errors import MediumFailed, TrustError, UsageError
+from edgesplit_cli.flash import writing
+from edgesplit_cli.flash.archives import Expected, check_digest, expected_digest, in_the_clear
+from edgesplit_cli.flash.writing import finish, verify, write_image
+
+TABLE = 512
+CONTENT = random.Random(7).randbytes(TABLE + 3_000) + bytes(9_000) + random.Random(8).randbytes(2_848)
+SIZE = len(CONTENT)
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "xz": lzma.compress, "gz": gzip.compress, "zst": zstandard.compress,
+    "zst, streamed": lambda raw: zstandard.ZstdCompressor(write_content_size=False).compress(raw),
+    "zst, two frames": lambda raw: zstandard.compress(raw[:4_000]) + zstandard.compress(raw[4_000:]),
+    "xz, two streams": lambda raw: lzma.compress(raw[:4_000]) + lzma.compress(raw[4_000:]),
+}  # fmt: skip
+
+
+def told(done: int, of: int) -> None:
+    assert done <= of
+
+
+class Card:
+    """A card in memory, and how it fails."""
+
+    name = "/dev/sdx"
+    path = "/nowhere"
+    is_blank = False
+
+    def __init__(self, size: int = SIZE, *, bite: int = 1 << 20) -> None:
+        self.size: int | None = size
+        self.held = bytearray(random.Random(9).randbytes(size))
+        self.bite = bite
+        self.fails: Callable[[str, int], None] = lambda doing, offset: None
+
+    def write(self, data: memoryview, offset: int) -> int:
+        self.fails("write", offset)
+        count = min(len(data), self.bite, len(self.held) - offset)
+        self.held[offset : offset + count] = data[:count]
+        return count
+
+    def read(self, count: int, offset: int) -> bytes:
+        self.fails("read", offset)
+        return bytes(self.held[offset : offset + min(count, self.bite)])
+
+    def sync(self) -> None:
+        self.fails("sync", 0)
+
+    def forget(self) -> None:
+        self.fails("forget", 0)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an image has several."""
+    monkeypatch.setattr(writing, "BLOCK", 1_024)
+
+
+def flashed(card: Card) -> Card:
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
+    verify(written, card, told)
+    finish(written, card)
+    return card
+
+
+@pytest.mark.parametrize("bite", [1 << 20, 333, 1])
+def test_every_byte_arrives_however_little_the_card_takes_at_once(bite: int) -> None:
+    """Short writes and short reads are no errors."""
+    assert bytes(flashed(Card(bite=bite)).held) == CONTENT
+
+
+def test_a_larger_card_keeps_what_lies_behind_the_image() -> None:
+    """Nothing is written where the image has nothing."""
+    card = Card(SIZE + 4_096)
+    behind = bytes(card.held[SIZE:])
+    assert bytes(flashed(card).held) == CONTENT + behind
+
+
+def test_a_card_that_is_too_small_is_refused_before_a_byte_is_written() -> None:
+    """What is on it stays."""
+    card = Card(SIZE - 512)
+    before = bytes(card.held)
+    with pytest.raises(UsageError, match="larger card"):
+        flashed(card)
+    assert bytes(card.held) == before
+
+
+@pytest.mark.parametrize(
+    ("doing", "number", "said"),
+    [
+        ("write", errno.EIO, "writing at byte 2048"),
+        ("write", errno.ENODEV, "No such device"),
+        ("write", errno.ENOSPC, "No space left"),
+        ("read", errno.EIO, "reading at byte 2048"),
+        ("sync", errno.EIO, "waiting for its writes"),
+        ("forget", errno.ENODEV, "beginning to read it back"),
+    ],
+)
+def test_a_card_that_fails_in_the_middle_has_no_partition_table(doing: str, number: int, said: str) -> None:
+    """Pulled out, worn out, full: it says that nothing boots from it, and so it is."""
+    card = Card()
+
+    def fails(what: str, offset: int) -> None:
+        if what == doing and offset in (0, 2_048) and (offset or doing not in ("write", "read")):
+            raise OSError(number, os.strerror(number))
+
+    card.fails = fails
+    with pytest.raises(MediumFailed, match=f"(?s){said}.*NOT usable"):
+        flashed(card)
+    assert card.held[:TABLE] == bytes(TABLE)
+
+
+def test_a_card_that_takes_nothing_more_is_no_endless_loop() -> None:
+    """A write of no bytes is a failure."""
+    card = Card()
+    card.bite = 0
+    with pytest.raises(MediumFailed, match="takes no more"):
+        flashed(card)
+
+
+@pytest.mark.parametrize("offset", [TABLE, 2_000, SIZE - 1])
+def test_a_card_that_lies_is_found_out(offset: int) -> None:
+    """It took every byte, and gives one of them back differently: a counterfeit, or a bad block."""
+    card = Card()
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
+    card.held[offset] ^= 1
+    with pytest.raises(MediumFailed, match="not what was written"):
+        verify(written, card, told)
+
+
+def test_a_table_that_does_not_stay_is_found_out() -> None:
+    """The last write is read back too."""
+    card = Card()
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
+    card.fails = lambda what, offset: card.held.__setitem__(5, card.held[5] ^ 1) if what == "forget" else None
+    with pytest.raises(MediumFailed, match="partition table"):
+        finish(written, card)
+
+
+def test_an_image_that_shrinks_while_it_is_written_is_an_error() -> None:
+    """Somebody else writes to it."""
+    with pytest.raises(MediumFailed, match="ends after"):
+        write_image(io.BytesIO(CONTENT[:5_000]), SIZE, TABLE, Card(), told)
+
+
+def test_a_writer_that_is_killed_leaves_a_file_without_a_table(tmp_path: Path) -> None:
+    """SIGKILL in the middle of writing: what lies there is no image that anything boots."""
+    file = tmp_path / "card.img"
+    program = f"""
+import io, os, signal
+from pathlib import Path
+from edgesplit_cli.flash import writing
+from edgesplit_cli.flash.medium import open_file
+writing.BLOCK = 1024
+content = bytes(range(256)) * 64
+medium = open_file(Path({str(file)!r}))
+medium.set_size(len(content))
+def told(done, of):
+    if done > of // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+writing.write_image(io.BytesIO(content), len(content), 512, medium, told)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
+
+    assert killed.returncode == -signal.SIGKILL
+    held = file.read_bytes()
+    assert held[:512] == bytes(512) and held[512:2_048] == (bytes(range(256)) * 64)[512:2_048]
+
+
+@pytest.mark.parametrize("kind", ["", *PACK])
+def test_an_image_is_read_whatever_it_is_packed_in(tmp_path: Path, kind: str) -> None:
+    """By its content, not by its name; what it holds comes out byte by byte."""
+    file = tmp_path / "system.img"
+    file.write_bytes(PACK[kind](CONTENT) if kind else CONTENT)
+    with in_the_clear(file, tmp_path / "scratch", told) as clear:
+        assert clear.read_bytes() == CONTENT
+    assert not (tmp_path / "scratch").exists() or not list((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.parametrize("kind", PACK)
+@pytest.mark.parametrize("cut", [1, 12, 2_000])
+def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, kind: str, cut: int) -> None:
+    """Before a byte of a card is touched."""
+    file = tmp_path / "system.img.xz"
+    file.write_bytes(PACK[kind](CONTENT)[:-cut])
+    with pytest.raises(UsageError, match=r"cut short|no whole number"), in_the_clear(file, tmp_path, told):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["xz", "gz"])
+def test_an_archive_that_is_spoilt_is_refused(tmp_path: Path, kind: str) -> None:
+    """Its own checksums say so."""
+    file, packed = tmp_path / "system.img", bytearray(PACK[kind](CONTENT))
+    packed[len(packed) // 2] ^= 0xFF
+    file.write_bytes(packed)
+    with pytest.raises(UsageError, match="spoilt"), in_the_clear(file, tmp_path, told):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"", CONTENT[:-1], b"PK\x03\x04" + bytes(508), b"BZh9" + bytes(508)])
+def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Empty, half a sector, an archive of another kind."""
+    file = tmp_path / "system.img"
+    file.write_bytes(content)
+    with pytest.raises(UsageError), in_the_clear(file, tmp_path, told):
+        pass
+
+
+def test_an_image_for_which_there_is_no_room_is_an_error_that_says_where(tmp_path: Path) -> None:
+    """A full disk where it is unpacked."""
+    file = tmp_path / "system.img.xz"
+    file.write_bytes(lzma.compress(CONTENT))
+
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    from edgesplit_cli.flash import archives
+
+    with pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"):
+        archives._put(Full(), b"x", tmp_path)
+
+
+def test_the_digest_comes_from_where_it_is_given(tmp_path: Path) -> None:
+    """From the call, else from IMAGE.sha256, else from SHA256SUMS; nobody else is believed."""
+    image = tmp_path / "system.img.xz"
+    image.write_bytes(CONTENT)
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    assert expected_digest(image, None) is None
+
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64} *other.img\n{digest} *system.img.xz\n")
+    assert expected_digest(image, None) == Expected(digest, "SHA256SUMS")
+    (tmp_path / "system.img.xz.sha256").write_text(f"{digest.upper()}  system.img.xz\n")
+    assert expected_digest(image, None) == Expected(digest, "system.img.xz.sha256")
+    (tmp_path / "system.img.xz.sha256").write_text(f"{digest}\n")
+    assert expected_digest(image, None) == Expected(digest, "system.img.xz.sha256")
+    assert expected_digest(image, "AB" * 32) == Expected("ab" * 32, "--sha256")
+    check_digest(image, Expected(digest, "--sha256"), told)
+
+
+def test_an_image_with_another_digest_is_not_believed(tmp_path: Path) -> None:
+    """An error of trust; it names both digests."""
+    image = tmp_path / "system.img"
+    image.write_bytes(CONTENT)
+    with pytest.raises(TrustError, match=r"0{64}"):
+        check_digest(image, Expected("0" * 64, "--sha256"), told)
+
+
+def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
+    """As is a file of digests beside the image that does not name it."""
+    image = tmp_path / "system.img"
+    image.write_bytes(CONTENT)
+    with pytest.raises(UsageError, match="64 hex digits"):
+        expected_digest(image, "abc")
+    (tmp_path / "system.img.sha256").write_text("<html>not found</html>")
+    with pytest.raises(UsageError, match="lists no digest"):
+        expected_digest(image, None)

@@ -1,0 +1,208 @@
+"""Jetson: NVIDIA's tree is looked at, its root file system prepared and put back, its flasher called as NVIDIA says."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgesplit.errors import EdgeError, MalformedMessage, UsageError
+from edgesplit_cli.jetson import flasher
+from edgesplit_cli.jetson.overlay import KIT, Network, Overlay, files
+from edgesplit_cli.jetson.rootfs import RECORD, Put, put_all, take_back
+from edgesplit_cli.jetson.tree import read_tree
+from jetson_world import listing, make_tree
+
+PROFILE = "jetson-orin-nano"
+
+
+def overlay(folder: Path, **more: object) -> Overlay:
+    kit = folder / "kit"
+    kit.mkdir(exist_ok=True)
+    (kit / "install.sh").write_text('#!/bin/sh\necho "$@" >../installed\n[ ! -e ../../fails ] || exit 3\n')
+    (kit / "wheels.tar").write_bytes(b"wheels")
+    made = {path.name: path for path in kit.iterdir()}
+    return Overlay(kit=made, claim=b'{"token": "secret"}', hostname="jet-1", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("major", "python", "name"), [(36, "3.10", "JetPack 6"), (35, "3.8", "JetPack 5")])
+def test_the_tree_says_what_it_is(tmp_path: Path, major: int, python: str, name: str) -> None:
+    """Release, board and the Python that the agent can have there, which JetPack 5 lacks."""
+    tree = read_tree(make_tree(tmp_path, major, python), PROFILE)
+    assert name in tree.name and tree.board == "jetson-orin-nano-devkit"
+    assert tree.python == ("3.10" if major == 36 else "")
+
+
+def test_the_newest_board_configuration_is_taken_and_another_can_be_named(tmp_path: Path) -> None:
+    """Where there is one for the Super mode, that; one that is not there is refused, also as a path."""
+    path = make_tree(tmp_path)
+    (path / "jetson-orin-nano-devkit-super.conf").touch()
+    assert read_tree(path, PROFILE).board == "jetson-orin-nano-devkit-super"
+    assert read_tree(path, PROFILE, "jetson-orin-nano-devkit").board == "jetson-orin-nano-devkit"
+    for board in ("nothing", "../rootfs/x", "-h", "a;b"):
+        with pytest.raises(UsageError, match="no configuration"):
+            read_tree(path, PROFILE, board)
+
+
+def test_what_is_no_tree_says_how_to_get_one(tmp_path: Path) -> None:
+    """Nothing there, no root file system, another release, another board."""
+    with pytest.raises(UsageError, match="Linux_for_Tegra"):
+        read_tree(tmp_path, PROFILE)
+    path = make_tree(tmp_path)
+    release = path / "rootfs/etc/nv_tegra_release"
+    release.write_text("# R32 (release), REVISION: 7.1\n")
+    with pytest.raises(UsageError, match="R35"):
+        read_tree(path, PROFILE)
+    release.write_bytes(b"\xff\x00garbage" * 1000)
+    with pytest.raises(UsageError, match="does not say which"):
+        read_tree(path, PROFILE)
+    release.unlink()
+    with pytest.raises(UsageError, match="apply_binaries"):
+        read_tree(path, PROFILE)
+    with pytest.raises(UsageError, match="jetson-nano"):
+        read_tree(path, "jetson-nano")
+
+
+def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_it_was(tmp_path: Path) -> None:
+    """Kit, claim (0600), unit, name, keys, network; `--clean` leaves not a trace."""
+    path = make_tree(tmp_path)
+    before = listing(path)
+    network = Network(b"caf\xc3\xa9;\n[evil]", "ab" * 32)
+    wished = overlay(tmp_path, user="ada", ssh_keys=("ssh-ed25519 AAAA ada",), sudo=True, network=network)
+    put_all(path, files(wished))
+
+    root = path / "rootfs"
+    assert (root / KIT / "claim.json").stat().st_mode & 0o777 == 0o600
+    assert (root / "etc/hostname").read_text() == "jet-1\n"
+    assert (root / "etc/ssh/authorized_keys.d/ada").read_text() == "ssh-ed25519 AAAA ada\n"
+    assert (root / "etc/sudoers.d/40-edgesplit").stat().st_mode & 0o777 == 0o440
+    wanted = root / "etc/systemd/system/multi-user.target.wants/edgesplit-first-boot.service"
+    assert os.readlink(wanted) == "/etc/systemd/system/edgesplit-first-boot.service"
+    connection = (root / "etc/NetworkManager/system-connections/edgesplit.nmconnection").read_text()
+    assert "[evil]" not in connection and f"psk={'ab' * 32}" in connection and "ssid=99;97;102;195;" in connection
+
+    assert take_back(path) == []
+    assert listing(path) == before
+    assert take_back(path) == []
+
+
+def test_preparing_again_replaces_what_was_prepared(tmp_path: Path) -> None:
+    """And what was there before the first time is what comes back."""
+    path = make_tree(tmp_path)
+    before = listing(path)
+    put_all(path, files(overlay(tmp_path, user="ada", ssh_keys=("k",))))
+    put_all(path, files(overlay(tmp_path)))
+    assert not (path / "rootfs/etc/ssh/authorized_keys.d").exists()
+    take_back(path)
+    assert listing(path) == before
+
+
+@pytest.mark.parametrize("writes", range(8))
+def test_what_was_cut_off_is_put_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """After any number of files."""
+    path = make_tree(tmp_path)
+    before = listing(path)
+    real, done = os.fchmod, [0]
+
+    def dies(*arguments: int) -> None:
+        done[0] += 1
+        if done[0] > writes:
+            raise KeyboardInterrupt
+        real(*arguments)
+
+    monkeypatch.setattr(os, "fchmod", dies)
+    with pytest.raises(KeyboardInterrupt):
+        put_all(path, files(overlay(tmp_path, user="ada", ssh_keys=("k",), sudo=True)))
+    monkeypatch.undo()
+    assert take_back(path) == []
+    assert listing(path) == before
+
+
+def test_a_file_that_was_changed_since_is_left(tmp_path: Path) -> None:
+    """It is somebody's work; he is told."""
+    path = make_tree(tmp_path)
+    put_all(path, files(overlay(tmp_path)))
+    (path / "rootfs/etc/hostname").write_text("mine\n")
+    assert take_back(path) == ["etc/hostname"]
+    assert (path / "rootfs/etc/hostname").read_text() == "mine\n"
+    assert not (path / "rootfs" / KIT).exists()
+
+
+@pytest.mark.parametrize("link", ["etc/systemd", "opt", "etc/ssh", "etc/hostname"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, link: str) -> None:
+    """Wherever it leads, within the tree or out of it."""
+    path = make_tree(tmp_path)
+    outside = tmp_path / "outside"
+    (path / "rootfs" / link).rename(outside)
+    (path / "rootfs" / link).symlink_to(outside)
+    before = listing(outside) if outside.is_dir() else outside.read_bytes()
+    with pytest.raises(UsageError):
+        put_all(path, files(overlay(tmp_path, user="ada", ssh_keys=("k",))))
+    assert (listing(outside) if outside.is_dir() else outside.read_bytes()) == before
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a//b", ""])
+def test_no_path_leads_out_of_the_root_file_system(tmp_path: Path, name: str) -> None:
+    """However it came here."""
+    with pytest.raises(MalformedMessage):
+        put_all(make_tree(tmp_path), [Put(name, b"x")])
+
+
+def test_a_record_that_is_spoilt_is_not_acted_upon(tmp_path: Path) -> None:
+    """Nothing is taken back by guess."""
+    path = make_tree(tmp_path)
+    (path / RECORD).write_text("{")
+    with pytest.raises(UsageError, match="spoilt"):
+        take_back(path)
+
+
+def test_the_first_boot_installs_once_and_leaves_no_secret(tmp_path: Path) -> None:
+    """Where installing fails all stays, for the next boot."""
+    path = make_tree(tmp_path)
+    put_all(path, files(overlay(tmp_path)))
+    root = path / "rootfs"
+    script = root / KIT / "first-boot.sh"
+    here = script.read_text().replace(f"/{KIT}", str(root / KIT)).replace("/etc/", f"{root}/etc/")
+    script.write_text(here)
+    (root / "fails").touch()
+    assert subprocess.run(["sh", str(script)], check=False).returncode == 3
+    assert (root / KIT / "claim.json").exists()
+    (root / "fails").unlink()
+    assert subprocess.run(["sh", str(script)], check=False).returncode == 0
+    assert (root / "opt/installed").read_text() == "--claim claim.json\n"
+    assert not (root / KIT).exists()
+    assert not list((root / "etc/systemd/system/multi-user.target.wants").iterdir())
+
+
+def test_nvidias_commands_are_those_of_its_quick_start(tmp_path: Path) -> None:
+    """For each release and medium; what is printed is what would be run."""
+    six = read_tree(make_tree(tmp_path / "6"), PROFILE)
+    _, flash = flasher.commands(six, "nvme", user="ada", hostname="jet-1", licensed=False)
+    assert shlex.split(flasher.spelled(flash))[1:] == flash
+    assert flasher.spelled(flash) == (
+        "sudo ./tools/kernel_flash/l4t_initrd_flash.sh --external-device nvme0n1p1"
+        " -c tools/kernel_flash/flash_l4t_t234_nvme.xml -p '-c bootloader/generic/cfg/flash_t234_qspi.xml'"
+        " --showlogs --network usb0 jetson-orin-nano-devkit internal"
+    )
+    five = read_tree(make_tree(tmp_path / "5", 35), PROFILE)
+    (alone,) = flasher.commands(five, "sd", user="", hostname="jet-1", licensed=True)
+    assert "mmcblk1p1" in alone and "tools/kernel_flash/flash_l4t_external.xml" in alone
+    user, _ = flasher.commands(five, "sd", user="ada", hostname="jet-1", licensed=True)
+    assert user == ["./tools/l4t_create_default_user.sh", "-u", "ada", "-n", "jet-1", "--accept-license"]
+    with pytest.raises(UsageError, match="nvme, sd or usb"):
+        flasher.medium("/dev/sda")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NVIDIA's tools are called as root alone")
+def test_the_flasher_is_called_in_its_tree_and_its_failure_is_told(tmp_path: Path) -> None:
+    """With exactly those arguments."""
+    tree = read_tree(make_tree(tmp_path), PROFILE)
+    (command,) = flasher.commands(tree, "usb", user="", hostname="jet-1", licensed=False)
+    flasher.run(tree, command)
+    assert (tree.path / "asked").read_text().splitlines() == command
+    (tree.path / "fails").touch()
+    with pytest.raises(EdgeError, match="ended with 7"):
+        flasher.run(tree, command)

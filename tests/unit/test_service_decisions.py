@@ -1,0 +1,191 @@
+"""The agent as a service: signs of life, when it is started again, and what its unit says."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgesplit.errors import LinkError, UsageError
+from edgesplit_agent.service.commands import run_words
+from edgesplit_agent.service.notify import Manager
+from edgesplit_agent.service.pulse import PART, Pulse
+from edgesplit_agent.service.unit import WATCHDOG_S, Places, unit
+from edgesplit_agent.service.watching import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    START_S,
+    STOP_S,
+    Run,
+    failures_after,
+    pause_after,
+)
+
+
+class Listening:
+    """A service manager's socket."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(str(path))
+
+    def said(self) -> list[str]:
+        found = []
+        while True:
+            try:
+                found.append(self._socket.recv(4096).decode())
+            except BlockingIOError:
+                return found
+
+
+def test_what_happens_is_told_by_systemds_protocol(socket_folder: Path) -> None:
+    """To the socket that the environment names, which no child inherits."""
+    manager_socket = Listening(socket_folder / "notify")
+    environment = {"NOTIFY_SOCKET": str(socket_folder / "notify"), "WATCHDOG_USEC": "30000000", "HOME": "/"}
+    manager = Manager.of(environment)
+    assert environment == {"HOME": "/"}
+    assert manager.listens and manager.watchdog_s == 30.0
+    manager.ready("serving\neverything")
+    manager.alive()
+    manager.stopping()
+    assert manager_socket.said() == ["READY=1\nSTATUS=serving everything", "WATCHDOG=1", "STOPPING=1"]
+
+
+def test_an_abstract_socket_is_told_too() -> None:
+    """As a supervisor's is."""
+    name = f"edgesplit-test-{os.getpid()}"
+    listening = Listening(f"\0{name}")
+    Manager.of({"NOTIFY_SOCKET": f"@{name}"}).status("here")
+    assert listening.said() == ["STATUS=here"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"NOTIFY_SOCKET": "/nowhere/at/all"}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}],
+    ids=str,
+)
+def test_where_nobody_listens_nothing_is_told_and_nothing_fails(environment: dict[str, str]) -> None:
+    """Nor is a sign of life expected from us where it is another process's to give."""
+    manager = Manager.of(environment)
+    manager.ready("")
+    manager.alive()
+    assert manager.watchdog_s == 0.0
+
+
+def test_only_an_answer_is_a_sign_of_life(socket_folder: Path) -> None:
+    """Asked as often as the manager's patience demands; while nobody would be answered it is told nothing, and a
+    question that failed is asked again soon."""
+    listening = Listening(socket_folder / "notify")
+    now, answers = [100.0], [True]
+
+    def proof() -> str:
+        if not answers[0]:
+            raise LinkError("the endpoint does not answer")
+        return "all is well"
+
+    pulse = Pulse(Manager(str(socket_folder / "notify"), 30.0), proof, clock=lambda: now[0])
+    pulse.beat()
+    assert listening.said() == ["WATCHDOG=1", "STATUS=all is well"]
+    pulse.beat()
+    assert listening.said() == []
+    now[0] += 30.0 / PART
+    answers[0] = False
+    pulse.beat()
+    pulse.beat()
+    assert listening.said() == []
+    answers[0] = True
+    now[0] += 3.0
+    pulse.beat()
+    assert "WATCHDOG=1" in listening.said()
+
+
+def test_nobody_is_asked_where_no_manager_waits() -> None:
+    """An agent that was started by hand does not ask itself anything."""
+
+    def proof() -> str:
+        raise AssertionError("asked")
+
+    Pulse(Manager(), proof).beat()
+
+
+def test_a_run_is_given_time_to_start_then_time_between_signs_of_life_then_time_to_end() -> None:
+    """What nobody understands is no sign of life."""
+    run = Run(since=10.0, watchdog_s=60.0)
+    assert run.deadline == 10.0 + START_S and "not ready" in run.why()
+    run = run.hears(b"STATUS=loading", 20.0)
+    assert run.deadline == 10.0 + START_S
+    run = run.hears(b"READY=1\nSTATUS=here", 30.0)
+    assert run.deadline == 90.0
+    run = run.hears(b"WATCHDOG=1", 50.0).hears(b"\xff\x00garbage", 70.0).hears(b"XWATCHDOG=1", 80.0)
+    assert run.deadline == 110.0 and "no sign of life for 60 s" in run.why()
+    assert Run(10.0, 0.0).hears(b"READY=1", 11.0).deadline == math.inf
+    told = run.stops(100.0).stops(120.0)
+    assert told.deadline == 100.0 + STOP_S and "did not end" in told.why()
+    assert told.killed().deadline == math.inf
+
+
+def test_who_does_not_last_is_started_later_each_time_and_never_given_up() -> None:
+    """Up to a longest pause, each with jitter; a run that lasted is forgiven everything."""
+    pauses = [pause_after(failures, 1.0) for failures in range(60)]
+    assert pauses[0] == FIRST_PAUSE_S and pauses == sorted(pauses) and pauses[-1] == LONGEST_PAUSE_S
+    assert pause_after(3, 0.0) == pause_after(3, 1.0) / 2
+    assert failures_after(5, 1.0) == 6 and failures_after(5, 3600.0) == 0
+
+
+def test_a_supervisors_words_are_those_of_run() -> None:
+    """Without its own."""
+    words = ["supervise", "--data", "D", "--watchdog", "5", "--port", "0", "--watchdog=7"]
+    assert run_words(words) == ["launch", "--data", "D", "--port", "0"]
+
+
+def test_the_unit_names_its_places_and_refuses_what_systemd_would_read_otherwise() -> None:
+    """A data folder below /var/lib is systemd's to make; another is made writable."""
+    usual = unit(Places())
+    assert "StateDirectory=edgesplit-agent\n" in usual and "ReadWritePaths" not in usual
+    assert f"WatchdogSec={WATCHDOG_S}s" in usual and "StartLimitIntervalSec=0" in usual
+    other = unit(Places(Path("/srv/agent"), Path("/srv/data"), "pi"))
+    assert "ReadWritePaths=/srv/data\n" in other and "StateDirectory" not in other and "User=pi\n" in other
+    assert "ExecStart=/srv/agent/current/bin/edgesplit-agent launch --data /srv/data " in other
+    for wrong in (Path("relative"), Path("/with space"), Path("/a%i"), Path("/a\nExecStartPre=/bin/sh")):
+        with pytest.raises(UsageError):
+            Places(data=wrong)
+    with pytest.raises(UsageError):
+        Places(user="Root; rm")
+
+
+@pytest.fixture
+def unit_file(tmp_path: Path) -> Path:
+    """The unit of an installation that is there; skips with its reason where systemd's tools are not."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    program = tmp_path / "current" / "bin" / "edgesplit-agent"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    file = tmp_path / "edgesplit-agent.service"
+    file.write_text(unit(Places(prefix=tmp_path, user="root")))
+    return file
+
+
+def test_systemd_understands_the_unit(unit_file: Path) -> None:
+    """Every word of it."""
+    done = subprocess.run(["systemd-analyze", "verify", str(unit_file)], capture_output=True, text=True, timeout=60)
+    ours = [line for line in (done.stdout + done.stderr).splitlines() if "edgesplit-agent" in line]
+    assert ours == []
+
+
+def test_the_unit_exposes_little(unit_file: Path) -> None:
+    """By systemd's own scale, on which 10 is a service without any limits; a user of its own is assumed."""
+    unit_file.write_text(unit_file.read_text().replace("User=root", "User=edgesplit-agent"))
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=25", str(unit_file)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze cannot judge a unit that is not loaded")
+    assert done.returncode == 0, done.stdout[-400:] + done.stderr

@@ -1,0 +1,84 @@
+"""A service enrols by itself: it waits for claim and network, and erases the claim that served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgesplit.errors import TrustError
+from edgesplit.identity import Claim, encode_claim
+from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.service import enrolling
+from edgesplit_agent.service.enrolling import discard_claim, enrol_as_service
+from edgesplit_agent.service.notify import Manager
+
+IDENTITY = Identity(device="cam-1", device_class="pi", broker="b:1", offload="", controller="https://c", tuf_root="{}")
+
+
+def claim(device: str = "cam-1", token: str = "secret") -> bytes:
+    held = Claim(
+        device=device, device_class="pi", token=token, controller_url="https://c", ca_pem="", tuf_root="{}", expires=1
+    )  # fmt: skip
+    return encode_claim(held)
+
+
+def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No claim, a spoilt one, one that is refused, and at last one that the controller takes: it is asked once each."""
+    asked: list[str] = []
+
+    def ask(folder: DataFolder, claim: Claim, url: str | None, wait: object) -> Identity:
+        asked.append(claim.token)
+        if claim.token == "used up":
+            raise TrustError("the controller refused the claim (403): used")
+        return IDENTITY
+
+    monkeypatch.setattr(enrolling, "enrol_patiently", ask)
+    file = tmp_path / "claim.json"
+    contents = iter([None, b"{", None, claim(token="used up"), None, None, claim(token="good")])
+
+    def wait(_seconds: float) -> bool:
+        content = next(contents)
+        if content is not None:
+            file.unlink(missing_ok=True)
+            file.write_bytes(content)
+        return False
+
+    assert enrol_as_service(DataFolder(tmp_path), file, None, wait, Manager()) == IDENTITY
+    assert asked == ["used up", "good"]
+
+
+def test_told_to_stop_it_waits_no_longer(tmp_path: Path) -> None:
+    """A service that has no claim ends like any other."""
+    assert enrol_as_service(DataFolder(tmp_path), tmp_path / "claim.json", None, lambda _: True, Manager()) is None
+
+
+def test_a_claim_in_the_agents_own_folder_is_erased_and_no_other(tmp_path: Path) -> None:
+    """Its bytes too. One that an operator keeps elsewhere is the operator's; another device's makes us nobody else."""
+    folder = DataFolder(tmp_path / "data")
+    folder.path.mkdir()
+    own, other = folder.path / "claim.json", tmp_path / "claim.json"
+    own.write_bytes(claim())
+    other.write_bytes(claim())
+    twin = tmp_path / "twin"
+    twin.hardlink_to(own)
+    for file in (own, other, folder.path / "none.json"):
+        discard_claim(file, folder, IDENTITY)
+    assert not own.exists() and other.read_bytes() == claim()
+    assert set(twin.read_bytes()) == {0}
+    for content in (claim("cam-2"), b"{"):
+        own.write_bytes(content)
+        discard_claim(own, folder, IDENTITY)
+        assert not own.exists()
+
+
+def test_a_link_in_the_folder_erases_nothing_elsewhere(tmp_path: Path) -> None:
+    """What it leads to stays as it is."""
+    folder = DataFolder(tmp_path / "data")
+    folder.path.mkdir()
+    (tmp_path / "thesis").write_text("words")
+    (folder.path / "claim.json").symlink_to(tmp_path / "thesis")
+    discard_claim(folder.path / "claim.json", folder, IDENTITY)
+    assert (tmp_path / "thesis").read_text() == "words"
