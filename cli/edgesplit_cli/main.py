@@ -25,6 +25,7 @@ from edgesplit_cli.commands import (
     dashboard,
     deploy,
     devices,
+    doctor,
     export,
     flash,
     fleet,
@@ -101,6 +102,7 @@ for command in (
     fleet.fleet,
     adopt.adopt,
     bundle.bundle,
+    doctor.doctor,
 ):
     cli.add_command(command)
 for command in (replan.drift, replan.replan_policy):

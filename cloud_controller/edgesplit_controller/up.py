@@ -53,7 +53,8 @@ from edgesplit_controller.broker import Broker
 from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.colleagues import Alone, OnDatabase
-from edgesplit_controller.controller import Controller
+from edgesplit_controller.condition import Condition
+from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.database import Database
 from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery
 from edgesplit_controller.devices import Devices
@@ -323,6 +324,10 @@ def _note_parts(
     noting.start()
 
 
+def _told_to_devices(addresses: Addresses) -> dict[str, str]:
+    return {"broker": f"{addresses.mqtt_host}:{addresses.mqtt_port}", "offload": addresses.offload_url}
+
+
 def _api(
     settings: Settings,
     controller: Controller,
@@ -353,6 +358,7 @@ def _api(
         model_bytes=settings.model_bytes,
         heavy=heavy,
         ledger=ledger,
+        own=Condition(controller.database, settings.data, reading, _told_to_devices(controller.addresses)),
     )
     config = uvicorn.Config(
         app,

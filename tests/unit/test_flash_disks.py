@@ -96,6 +96,17 @@ def test_a_built_in_disk_is_written_to_where_that_is_said(machine: Machine) -> N
     assert target(Path("/dev/nvme0n1"), root=machine.root, fixed_disk=True).size == 64 * MIB
 
 
+def test_a_card_in_a_slot_that_is_built_in_is_a_card(machine: Machine) -> None:
+    """A laptop's reader says that it is not removable; the card says that it is one. Soldered flash is none."""
+    for name, kind in (("mmcblk0", "MMC"), ("mmcblk1", "SD")):
+        machine.disk(name, 64 * MIB, removable=False)
+        (machine.root / f"sys/block/{name}/device/type").write_text(f"{kind}\n")
+
+    assert target(Path("/dev/mmcblk1"), root=machine.root).is_disk
+    with pytest.raises(UsageError, match="--fixed-disk"):
+        target(Path("/dev/mmcblk0"), root=machine.root)
+
+
 def test_a_link_by_serial_number_is_the_disk_that_it_leads_to(machine: Machine) -> None:
     """/dev/disk/by-id is the name that does not change."""
     (machine.root / "dev/disk").mkdir()

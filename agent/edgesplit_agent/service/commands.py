@@ -25,6 +25,8 @@ def add_service_commands(commands: Any, add_run_options: Callable[[argparse.Argu
     told.add_argument("--data", type=Path, default=Places.data, metavar="DIR", help=f"(default {Places.data})")
     told.add_argument("--user", default=Places.user, metavar="NAME", help=f"(default {Places.user})")
     told.set_defaults(command=_unit)
+    warm = commands.add_parser("warm", help="load everything once: does it fit this machine?")
+    warm.set_defaults(command=_warm)
     supervise = commands.add_parser(
         "supervise", help="keep `run` running where there is no systemd", allow_abbrev=False
     )
@@ -43,6 +45,13 @@ def add_service_commands(commands: Any, add_run_options: Callable[[argparse.Argu
 
 def _unit(options: argparse.Namespace) -> int:
     print(unit(Places(options.prefix, options.data, options.user)), end="")
+    return 0
+
+
+def _warm(_options: argparse.Namespace) -> int:
+    from edgesplit_agent.service.warming import warm
+
+    print(f"everything loads; engines: {', '.join(warm()) or 'none'}")
     return 0
 
 

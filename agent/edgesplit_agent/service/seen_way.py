@@ -36,8 +36,10 @@ def way(folder: DataFolder, identity: Identity, now: float) -> Iterator[Finding]
             yield from reach(name, url, tls, now)
 
 
-def reach(name: str, url: str, tls: ssl.SSLContext | None, now: float, *, ca_pem: str = "") -> Iterator[Finding]:
-    """One server; by `ca_pem` alone where we have no certificate yet."""
+def reach(
+    name: str, url: str, tls: ssl.SSLContext | None, now: float, *, ca_pem: str = "", enters: bool = True
+) -> Iterator[Finding]:
+    """One server; by `ca_pem` alone where we have no certificate for it. `enters`: we should be let in too."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or PORTS.get(parts.scheme, 443)
@@ -59,7 +61,10 @@ def reach(name: str, url: str, tls: ssl.SSLContext | None, now: float, *, ca_pem
     try:
         context = tls if tls is not None else enrolment_context(ca_pem)
         with context.wrap_socket(raw, server_hostname=host) as secured:
-            yield from _let_in(name, at, secured, now, taken_ms)
+            if enters:
+                yield from _let_in(name, at, secured, now, taken_ms)
+            else:
+                yield _shown(name, at, secured, now, taken_ms)
     except ssl.SSLCertVerificationError as error:
         yield bad(
             name,
@@ -77,9 +82,6 @@ def reach(name: str, url: str, tls: ssl.SSLContext | None, now: float, *, ca_pem
 
 
 def _let_in(name: str, at: str, secured: ssl.SSLSocket, now: float, taken_ms: float) -> Iterator[Finding]:
-    ends = ssl.cert_time_to_seconds(str((secured.getpeercert() or {}).get("notAfter")))
-    until = time.strftime("%Y-%m-%d", time.gmtime(ends))
-    said = f"{at} in {taken_ms:.0f} ms, certificate until {until}"
     date = ""
     if name == "broker":
         secured.settimeout(LISTEN_S)
@@ -97,12 +99,19 @@ def _let_in(name: str, at: str, secured: ssl.SSLSocket, now: float, taken_ms: fl
             yield bad(name, f"{at} does not speak HTTP", "is that the right port?")
             return
         date = next((line[5:].strip() for line in head.split("\r\n") if line.lower().startswith("date:")), "")
-    if ends < now + 7 * 86_400:
-        yield warning(name, said, "its certificate ends soon: start the controller anew, it makes a new one")
-    else:
-        yield good(name, said)
+    yield _shown(name, at, secured, now, taken_ms)
     if date and name == "controller":
         yield from _clock(date, now)
+
+
+def _shown(name: str, at: str, secured: ssl.SSLSocket, now: float, taken_ms: float) -> Finding:
+    """What its certificate says, which is believed."""
+    ends = ssl.cert_time_to_seconds(str((secured.getpeercert() or {}).get("notAfter")))
+    until = time.strftime("%Y-%m-%d", time.gmtime(ends))
+    said = f"{at} in {taken_ms:.0f} ms, certificate until {until}"
+    if ends < now + 7 * 86_400:
+        return warning(name, said, "its certificate ends soon: start the controller anew, it makes a new one")
+    return good(name, said)
 
 
 def _clock(date: str, now: float) -> Iterator[Finding]:

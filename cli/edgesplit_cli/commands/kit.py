@@ -45,11 +45,14 @@ def kit() -> None:
     default=None,
     help="A Python to bring along, where the device has another: an install_only archive of python-build-standalone.",
 )
+@click.option("--whole", is_flag=True, help="Wheels as they are, with tests, headers and all. [default: what runs]")
 @click.option(
     "--to", "folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
 )
 @json_option
-def build(folder: Path, as_json: bool, python: str, machine: str, extras: tuple[str, ...], **sources: Any) -> None:
+def build(
+    folder: Path, as_json: bool, python: str, machine: str, extras: tuple[str, ...], whole: bool, **sources: Any
+) -> None:
     """Make a kit. Copied to a device with a claim as claim.json, `sh install.sh` there does the rest."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "kit.json").exists():
         raise UsageError(f"{folder} holds something else: name a new folder")
@@ -61,7 +64,7 @@ def build(folder: Path, as_json: bool, python: str, machine: str, extras: tuple[
         def told(text: str) -> None:
             bar.update(task, description=escape(text))
 
-        made = build_kit(target, extras=extras, cache=cache_folder(), progress=told, **sources)
+        made = build_kit(target, extras=extras, cache=cache_folder(), slim=not whole, progress=told, **sources)
         bar.update(task, description=f"copying to {folder}")
         write(made, folder)
     _show(made, folder, as_json)

@@ -85,5 +85,16 @@ def regulatory(wifi: Wifi | None) -> list[str]:
     return [f"cfg80211.ieee80211_regdom={wifi.country}"] if wifi is not None else []
 
 
+class _Dumper(yaml.SafeDumper):
+    """Scripts as blocks, which people can read."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def _yaml(said: dict[str, Any]) -> bytes:
-    return yaml.safe_dump(said, sort_keys=False, width=10_000, default_flow_style=False).encode("ascii")
+    return yaml.dump(said, Dumper=_Dumper, sort_keys=False, width=10_000, default_flow_style=False).encode("ascii")

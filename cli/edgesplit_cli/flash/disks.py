@@ -62,7 +62,7 @@ def disk(name: str, root: Path = Path("/")) -> Disk:
         size=_number(here / "size") * SECTOR,
         model=" ".join(part for part in described if part) or "unknown",
         serial=_line(here / "device/serial") or _line(here / "device/cid") or _line(here / "serial"),
-        removable=_number(here / "removable") == 1 or _is_usb(here),
+        removable=_number(here / "removable") == 1 or _is_usb(here) or _line(here / "device/type") == "SD",
         read_only=_number(here / "ro") == 1,
         used_for=tuple(_used_for(name, root)),
     )

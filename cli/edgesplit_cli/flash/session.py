@@ -11,7 +11,7 @@ from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
-from edgesplit_cli.flash import archives, cards, programs, wishes
+from edgesplit_cli.flash import archives, asking, cards, programs, wishes
 from edgesplit_cli.flash.batch import Journal, Line, label, read_lines
 from edgesplit_cli.flash.boot_files import BootFiles, boot_files
 from edgesplit_cli.flash.formats import missing_board
@@ -30,7 +30,6 @@ from edgesplit_cli.flash.orders import (
 )
 from edgesplit_cli.flash.shown import Plan, bars, show_done, show_plan
 from edgesplit_cli.flash.targets import Target, target
-from edgesplit_cli.flash.wifi import Wifi, wifi
 from edgesplit_cli.kit import Kit
 from edgesplit_cli.settings import cache_folder
 from edgesplit_cli.show import console, print_json, size
@@ -57,7 +56,7 @@ class Session:
             user=wishes.user_name(asked["user"]) if asked["user"] is not None else None,
             ssh_keys=wishes.ssh_keys(asked["ssh_key"]) if asked["ssh_key"] is not None else (),
             sudo=asked["sudo"],
-            wifi=_wifi(asked),
+            wifi=asking.network(asked["ssid"], asked["wifi_password_file"], asked["wifi_country"]),
             link=asked["link"],
             expires_s=int(asked["expires_s"]),
             replace=asked["replace"],
@@ -102,7 +101,9 @@ class Session:
             return
         first = self._target(self._devices[0]) if self._journal is None else None
         if not self._asked["dry_run"]:
-            self._ask(first)
+            many = f"{len(self._devices)} cards, one after another, in {self._asked['to']}"
+            to = first if first is not None else many
+            asking.confirm(self._image.name, to, self._digest is not None, self._asked["yes"])
         scratch = cache_folder() / "unpacked"
         with bars(self._as_json) as stages:
             if self._digest is not None:
@@ -126,20 +127,6 @@ class Session:
     def _target(self, device: DeviceToBe) -> Target:
         to = Path(self._asked["to"].replace(PLACE, device.hostname))
         return target(to, fixed_disk=self._asked["fixed_disk"])
-
-    def _ask(self, first: Target | None) -> None:
-        """Once, with all that may be regretted."""
-        count = len(self._devices)
-        what = first.described if first is not None else f"{count} cards, one after another, in {self._asked['to']}"
-        lines = [f"write {self._image.name} to {what}"]
-        if self._digest is None:
-            lines.append(f"NOBODY CHECKED THE IMAGE: there is no --sha256, no {self._image.name}.sha256, no SHA256SUMS")
-        if first is not None and first.warning:
-            lines.append(first.warning)
-        for line in lines:
-            click.echo(line, err=True)
-        if not self._asked["yes"]:
-            click.confirm("Go on?", abort=True, err=True)
 
     def _kit(self, image: cards.Image, stages: cards.Stages) -> Kit:
         asked = self._asked
@@ -238,22 +225,3 @@ def _fits(image: cards.Image, to: Target) -> None:
         raise UsageError(
             f"{image.name} needs {size(image.size)}, and {to.name} has {size(to.size)}: take a larger card"
         )
-
-
-def _wifi(asked: dict[str, Any]) -> Wifi | None:
-    if asked["ssid"] is None:
-        if asked["wifi_password_file"] is not None:
-            raise UsageError("--wifi-password-file goes with --wifi SSID")
-        return None
-    if not asked["wifi_country"]:
-        raise UsageError("--wifi needs --wifi-country: until a radio knows where it is, it may not send")
-    wishes_file: Path | None = asked["wifi_password_file"]
-    if wishes_file is None:
-        return wifi(
-            asked["ssid"], click.prompt("passphrase of the network", hide_input=True, err=True), asked["wifi_country"]
-        )
-    try:
-        secret = wishes_file.read_bytes()[:1_000].decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise UsageError(f"cannot read {wishes_file}: {error.strerror}") from error
-    return wifi(asked["ssid"], secret, asked["wifi_country"])

@@ -34,6 +34,7 @@ from edgesplit_cli.kit.description import (
     listed,
     read_kit,
 )
+from edgesplit_cli.kit.slimming import slimmed
 from edgesplit_cli.kit.target import Target, needed_glibc
 from edgesplit_cli.kit.wheelhouse import Told, wheels
 
@@ -51,14 +52,18 @@ def build_kit(
     interpreter: Path | None = None,
     wheelhouse: Path | None = None,
     more: Mapping[str, Path] | None = None,
+    slim: bool = True,
     progress: Told = lambda text: None,
 ) -> Kit:
     """The kit for `target`, in the cache. `extras`: beside `agent`, as in tflite. `interpreter`: an archive of a Python
     that the device does not have (python-build-standalone's install_only, .tar.gz or .tar.zst). `more`: further files,
-    as coral.tar."""
+    as coral.tar. `slim`: leave away what no device uses (`slimming`)."""
     chosen = tuple(sorted({"agent", *extras}))
     needed = own_wheel.requirements(chosen)
     gathered = wheels(target, needed, cache, wheelhouse=wheelhouse, told=progress)
+    if slim:
+        progress("leaving away what no device uses")
+        gathered = [slimmed(one, cache / "slim") for one in gathered]
     (cache / "kits").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=cache / "kits") as folder:
         work = Path(folder) / "kit"

@@ -60,7 +60,7 @@ main() {
   case $prefix in /?*) ;; *) misused "--prefix $prefix: give a full path" ;; esac
   [ $purge = no ] || [ $remove = yes ] || misused '--purge goes with --remove'
   umask 022
-  unset PYTHONHOME PYTHONPATH || true
+  unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE || true
   if [ "$(id -u)" != 0 ]; then
     [ $service = no ] && [ "$user" = "$(id -un)" ] ||
       fail "run this as root, or for yourself: --no-service --user $(id -un) --prefix DIR --data DIR"
@@ -175,9 +175,9 @@ install_version() {
   "$interpreter" -m venv --without-pip "$place"
   PIP_CONFIG_FILE=/dev/null "$place/bin/python" -I "$(echo "$prefix"/.unpacked/installer/pip-*.whl)/pip" \
     install --quiet --isolated --no-index --no-deps --no-cache-dir --disable-pip-version-check \
-    --root-user-action=ignore "$prefix"/.unpacked/*.whl
+    --root-user-action=ignore --no-compile "$prefix"/.unpacked/*.whl
   rm -rf "$prefix/.unpacked"
-  "$place/bin/edgesplit-agent" --version >/dev/null || fail 'the agent does not start: see above'
+  "$place/bin/edgesplit-agent" warm >/dev/null || fail 'what was installed does not run here: see above'
   cp "$kit/kit.json" "$place/kit.json"
   sync
   : >"$place/.whole"

@@ -22,6 +22,7 @@ from edgesplit.seen.ledger import Ledger
 from edgesplit_controller.api import (
     agents,
     audit,
+    condition,
     deployments,
     devices,
     enrolment,
@@ -48,6 +49,7 @@ from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.assets import load_assets
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.changes import Changes
+from edgesplit_controller.condition import Condition
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.gate import Gate
 from edgesplit_controller.live import Hub
@@ -64,6 +66,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     operators.admins,
     operators.certified,
     audit.admins,
+    condition.viewers,
     openapi.viewers,
     profiles.viewers,
     models.viewers,
@@ -103,8 +106,9 @@ def create_app(
     model_bytes: int,
     heavy: Heavy,
     ledger: Ledger | None = None,
+    own: Condition | None = None,
 ) -> FastAPI:
-    """The API over one controller; `hosts`: names and addresses by which it is reached."""
+    """The API over one controller; `hosts`: names and addresses by which it is reached; `own`: how this process is."""
     app = FastAPI(
         title="edgesplit controller",
         version=edgesplit.__version__,
@@ -114,6 +118,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.controller, app.state.heavy, app.state.gate = controller, heavy, gate
+    app.state.condition = own or Condition(controller.database)
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
     changes = Changes(controller.database, stale_after_s=controller.devices.stale_after_s)

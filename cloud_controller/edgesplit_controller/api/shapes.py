@@ -31,6 +31,18 @@ class Health(Shape):
     version: str
 
 
+class ConditionShape(Shape):
+    """How the controller itself is."""
+
+    version: str
+    time: float
+    broker_connected: bool | None
+    addresses: dict[str, str]
+    database: dict[str, Any]
+    disk: dict[str, int] | None
+    waiting: dict[str, float]
+
+
 class EnrolledShape(Shape):
     """A certificate, and where everything is."""
 

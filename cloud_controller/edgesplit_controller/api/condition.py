@@ -1,0 +1,19 @@
+"""How the controller itself is, for operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from edgesplit_controller.api.access import viewer_routes
+from edgesplit_controller.api.shapes import ConditionShape, answers
+
+viewers = viewer_routes()
+
+
+@viewers.get("/condition", responses=answers(ConditionShape))
+def condition(request: Request) -> dict[str, Any]:
+    """Version, clock, broker session, database, free disk of the controller that answers."""
+    told: dict[str, Any] = request.app.state.condition.told()
+    return told

@@ -1,0 +1,141 @@
+"""`edgectl doctor`: what ails a controller is found from where an operator stands, and comes with what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import edgesplit
+from edgesplit.errors import UsageError
+from edgesplit_agent.service.findings import Finding, bad, good
+from edgesplit_cli import examining
+from edgesplit_cli.credentials import Credentials
+from edgesplit_cli.main import cli
+from edgesplit_controller.condition import Condition
+from edgesplit_controller.database import Database
+
+NOW = 1_800_000_000.0
+WELL: dict[str, Any] = {
+    "/v1/session": {"operator": "ada", "role": "admin", "groups": None},
+    "/v1/condition": {
+        "version": edgesplit.__version__,
+        "broker_connected": True,
+        "addresses": {"broker": "hub:8883", "offload": "https://hub:8500"},
+        "database": {"kind": "sqlite", "seconds": 0.001, "problem": ""},
+        "disk": {"free_bytes": 50 << 30, "bytes": 100 << 30},
+    },
+    "/v1/keys": {"notices": []},
+    "/v1/fleet": {"devices": {"online": 3, "offline": 1, "revoked": 0}},
+}
+
+
+class Controller:
+    """What a controller would answer; a test spoils it."""
+
+    def __init__(self) -> None:
+        self.answers = json.loads(json.dumps(WELL))
+        self.held = Credentials(url="https://hub", operator="ada", token="t", ca_pem="", certificate_pem="", key_pem="")
+        self.ways: dict[str, Finding] = {}
+
+    def get(self, path: str) -> Any:
+        if isinstance(self.answers[path], Exception):
+            raise self.answers[path]
+        return self.answers[path]
+
+    def reach(self, name: str, url: str, *_: object, **__: object) -> Iterator[Finding]:
+        yield self.ways.get(name, good(name, url))
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
+    """One that is well."""
+    made = Controller()
+    monkeypatch.setattr(examining, "chosen_credentials", lambda data: None)
+    monkeypatch.setattr(examining.credentials, "of_folder", lambda data: made.held)
+    monkeypatch.setattr(examining.Api, "by", lambda held: made)
+    monkeypatch.setattr(examining, "reach", made.reach)
+    return made
+
+
+def found() -> dict[str, Finding]:
+    """By name, the last of each."""
+    return {one.name: one for one in examining.examine(Path("/data"), now=NOW)}
+
+
+def test_a_controller_that_is_well_is_found_well(controller: Controller) -> None:
+    """Everything is looked at."""
+    seen = found()
+    assert {one.level for one in seen.values()} == {"good"}
+    assert list(seen) == [
+        "credentials", "controller", "access", "version", "broker", "offload", "database", "disk", "keys", "devices",
+    ]  # fmt: skip
+    assert seen["devices"].said == "3 online, 1 offline"
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "name", "level"),
+    [
+        ("/v1/condition", {"version": "9.9"}, "version", "warning"),
+        ("/v1/condition", {"broker_connected": False}, "broker", "bad"),
+        ("/v1/condition", {"database": {"kind": "postgresql", "seconds": 1, "problem": "gone"}}, "database", "bad"),
+        ("/v1/condition", {"database": {"kind": "sqlite", "seconds": 4, "problem": ""}}, "database", "warning"),
+        ("/v1/condition", {"disk": {"free_bytes": 1 << 20, "bytes": 1 << 30}}, "disk", "bad"),
+        ("/v1/condition", {"disk": {"free_bytes": 1 << 30, "bytes": 1 << 40}}, "disk", "warning"),
+        ("/v1/keys", {"notices": ["the root key lies on this controller"]}, "keys", "warning"),
+    ],
+)
+def test_what_is_wrong_is_found_and_comes_with_what_to_do(
+    controller: Controller, path: str, change: dict[str, Any], name: str, level: str
+) -> None:
+    """Each by itself, and nothing else is."""
+    controller.answers[path].update(change)
+    seen = found()
+    assert seen[name].level == level and seen[name].todo
+    assert [one.name for one in seen.values() if one.level != "good"] == [name]
+
+
+def test_what_cannot_be_asked_is_left_out(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a way there is no access, without credentials no way: one finding says what to do first."""
+    controller.answers["/v1/session"] = UsageError("this token is not known")
+    assert list(found()) == ["credentials", "controller", "access"]
+    controller.ways["controller"] = bad("controller", "no connection", "is it running?")
+    assert list(found()) == ["credentials", "controller"]
+
+    def nobody(data: Path) -> Credentials:
+        raise UsageError("no controller runs there")
+
+    monkeypatch.setattr(examining.credentials, "of_folder", nobody)
+    assert found()["credentials"].level == "bad" and len(found()) == 1
+
+
+def test_credentials_that_end_soon_are_told(controller: Controller) -> None:
+    """Before nobody is let in."""
+    controller.held = Credentials(
+        url="https://hub", operator="ada", token="t", ca_pem="", certificate_pem="", key_pem="", expires=NOW + 86_400
+    )
+    assert found()["credentials"].level == "warning"
+
+
+def test_its_exit_code_says_whether_something_is_bad(controller: Controller) -> None:
+    """A warning is none."""
+    controller.answers["/v1/keys"]["notices"] = ["due"]
+    assert CliRunner().invoke(cli, ["doctor"]).exit_code == 0
+    controller.answers["/v1/condition"]["broker_connected"] = False
+    done = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert done.exit_code == 1 and json.loads(done.output)["healthy"] is False
+
+
+def test_a_controller_tells_of_itself_what_only_it_can_see(tmp_path: Path) -> None:
+    """Its broker session, its database, its disk; a database that is gone is told, not raised."""
+    database = Database(f"sqlite:///{tmp_path / 'controller.db'}")
+    condition = Condition(database, tmp_path, lambda: {"heavy": 2.0, "broker": 1.0}, {"broker": "hub:8883"})
+    told = condition.told()
+    assert told["broker_connected"] is True and told["waiting"] == {"heavy": 2.0}
+    assert told["database"]["problem"] == "" and 0 < told["disk"]["free_bytes"] <= told["disk"]["bytes"]
+    assert Condition(database, tmp_path / "none").told()["disk"] is None
+    database.close()
