@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ASSETS := cloud_controller/edgesplit_controller/dashboard_assets/index.html
 DASHBOARD := $(shell find cloud_controller/dashboard -name node_modules -prune -o -type f -print)
 
-.PHONY: demo test test-arm64 test-boot check bench format pages soak clean dashboard screenshots test-dashboard
+.PHONY: demo test test-arm64 test-boot test-dashboard check bench format pages soak clean dashboard screenshots
 
 demo: $(VENV)/.demo $(ASSETS)
 	$(BIN)/edgectl demo $(DEMO)

@@ -134,8 +134,8 @@ class Controller:
     bundles: Bundles
     offline: Offline
     replanner: Replanner
-    parts: Parts
     agents: AgentReleases
+    parts: Parts
 
     def within(self, groups: frozenset[str] | None) -> Controller:
         """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
