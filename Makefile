@@ -17,12 +17,12 @@ test: $(VENV)/.dev $(ASSETS)
 # The agent on real arm64 programs, under qemu-user: installed from a flashed card, enrolled at a controller here, split on
 # onnxruntime and on LiteRT. Says what it fetches; a Debian root is made once and kept in out/arm64 (EDGESPLIT_ARM64_CACHE).
 test-arm64: $(VENV)/.dev
-	EDGESPLIT_ARM64=1 $(BIN)/python -m pytest -s -v --timeout 3600 tests/arm64/test_device.py $(TEST)
+	EDGESPLIT_ARM64=1 $(BIN)/python -m pytest -s -v --timeout 3600 tests/arm64/test_arm64_device.py $(TEST)
 
 # A first boot of a flashed card in qemu-system (systemd, cloud-init), with a power cut in the middle that heals; more
 # cuts: EDGESPLIT_BOOT_CUTS=3, at other moments: EDGESPLIT_SEED=7.
 test-boot: $(VENV)/.dev
-	EDGESPLIT_ARM64=1 $(BIN)/python -m pytest -s -v --timeout 7200 tests/arm64/test_first_boot.py $(TEST)
+	EDGESPLIT_ARM64=1 $(BIN)/python -m pytest -s -v --timeout 7200 tests/arm64/test_booted_card.py $(TEST)
 
 check: $(VENV)/.dev $(ASSETS)
 	tools/dashboard check

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Protocol
 
 from edgesplit.agent_release import AGENT, is_agent
-from edgesplit.errors import EdgeError, LinkError, TrustError
+from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.key_file import has_keys, write_keys
 from edgesplit.messages import ModelState
@@ -285,7 +285,7 @@ class Work:
         finally:
             carrier.close()
         names = ", ".join(release[:12] for release in lacking)
-        return f"not in the bundle, and left to the network: {names}" if lacking else ""
+        return f"not in the bundle, or not for this device as it runs now: {names}" if lacking else ""
 
     def take(
         self, carrier: Carrier, believed: Callable[[Statement], None], superseded: Callable[[], bool]
@@ -314,8 +314,8 @@ class Work:
     def _carries_manifest(self, release: str) -> bool:
         try:
             self.fetch_manifest(release)
-        except LinkError as error:
-            log.info("release %s is not in the bundle: %s", release[:12], error)
+        except (LinkError, UsageError) as error:  # not in it, or not for this machine as it runs now
+            log.warning("release %s is not taken from the bundle: %s", release[:12], error)
             return False
         return True
 

@@ -180,10 +180,13 @@ class Client:
             raise LinkError("this client was closed")
         own: Connection | None = getattr(self._own, "connection", None)
         if own is None:
-            own = self._own.connection = Connection.to(self._address, self._tls, shared_memory=self._shared_memory)
+            own = Connection.to(self._address, self._tls, shared_memory=self._shared_memory)
             with self._lock:
+                if self._closed.is_set():  # meanwhile: `close` did not see this one
+                    raise LinkError("this client was closed")
                 self._connections[threading.current_thread()] = own
                 ended = [thread for thread in self._connections if not thread.is_alive()]
                 for thread in ended:
                     self._connections.pop(thread).close()
+            self._own.connection = own
         return own

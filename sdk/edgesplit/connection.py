@@ -180,6 +180,9 @@ class Connection:
             self._sock = sock = self._tls.wrap_socket(sock, server_hostname=self._server_name)
         else:
             sock.setblocking(False)
+        if self._ended:  # while it was made: `end` found nothing to close
+            self.close()
+            raise LinkError("this client was closed")
         return sock
 
     def _connected(self, deadline: float) -> socket.socket:

@@ -21,7 +21,6 @@ from edgesplit_cli.demo.run import free_port
 AGENT = "/opt/edgesplit-agent/current/bin/edgesplit-agent"
 DATA = "/var/lib/edgesplit-agent"
 USER = "edgesplit-agent"
-CPUS = "/sys/devices/system/cpu"
 
 
 class Device:
@@ -42,7 +41,7 @@ class Device:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """A command on it, to its end."""
-        argv = ["nice", "-n", "10", *self._emulator.argv(command, self.root, [f"{CPUS}={CPUS}"])]
+        argv = ["nice", "-n", "10", *self._emulator.argv(command, self.root)]
         return subprocess.run(argv, capture_output=True, text=True, check=False)
 
     def first_boot(self) -> None:
@@ -57,7 +56,7 @@ class Device:
         command = ["setpriv", "--reuid", USER, "--regid", USER, "--init-groups", "--no-new-privs"]
         command += [AGENT, "run", "--data", DATA, "--claim", f"{DATA}/claim.json", "--port", str(self.port)]
         command += ["--health-seconds", "2"]
-        argv = ["nice", "-n", "10", *self._emulator.argv(command, self.root, [f"{CPUS}={CPUS}"])]
+        argv = ["nice", "-n", "10", *self._emulator.argv(command, self.root)]
         self._agent = Child("arm64", argv, self.log)
         self._agent.start()
 

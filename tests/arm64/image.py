@@ -120,7 +120,8 @@ def _write_root(coming: Path, mib: int, emulator: Emulator) -> None:
     """An ext4 file system of root/ with ours/ over it; both are gone then."""
     (coming / "ours" / "boot" / "firmware").mkdir(parents=True)
     script = (
-        f"set -e; cd {coming}; chmod -R u=rwX,go=rX ours; cp -R --no-preserve=ownership ours/. root/; "
+        f"set -e; cd {coming}; mkdir -p root/dev; "  # mmdebstrap was told to leave devices out
+        "chmod -R u=rwX,go=rX ours; cp -R --no-preserve=ownership ours/. root/; "
         f"PATH=$PATH:/sbin:/usr/sbin mke2fs -q -t ext4 -L rootfs -d root -E offset={ROOT_AT},root_owner=0:0 "
         f"disk.img {mib}m; rm -rf root ours"
     )

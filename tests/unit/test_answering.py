@@ -175,7 +175,7 @@ def test_a_hedge_by_choice_needs_a_budget() -> None:
     """With none, the tail waits until the deadline demands it: then it runs whatever it costs."""
     with engine_with(LOCAL, CUT, hedge_budget=0.0) as (engine, cloud, _):
         cloud.script = cloud.hold
-        settle(engine, 2.0)
+        settle(engine, 5.0)
         assert (engine.hedging["held_back"], engine.hedging["by_choice"], engine.hedging["hedges"]) == (1, 0, 1)
 
 

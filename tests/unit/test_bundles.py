@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgesplit import messages
@@ -75,9 +75,17 @@ def test_nothing_random_and_long_gets_through(secret: bytes, around: str) -> Non
 
 
 @given(st.text(max_size=300))
+@example("CSRF:000")
+@example("password: [[[[abc")
 def test_redacting_is_harmless(text: str) -> None:
     """It ends, and twice is once."""
     assert redacted(redacted(text)) == redacted(redacted(redacted(text)))
+
+
+def test_what_follows_a_gone_secret_does_not_hide_behind_it() -> None:
+    """Who writes the mark before a secret does not get it through."""
+    assert "hunter2" not in redacted("token=[redacted]hunter2")
+    assert redacted("token=[redacted] and more") == "token=[redacted] and more"
 
 
 def test_the_logbook_is_bounded_and_redacted(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import edgesplit
 from edgesplit import oip, report
 from edgesplit.client import Client
+from edgesplit.connection import Connection
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
@@ -252,6 +254,26 @@ def test_close_ends_a_call_that_waits(client: Client, doubler: Doubler) -> None:
     thread.join(PATIENCE_S)
     ended.set()
     assert [type(error) for error in errors] == [LinkError]
+
+
+@pytest.mark.parametrize("step", ["to", "_connected"])
+def test_a_client_closed_while_it_connects_asks_nobody(
+    server: Server, doubler: Doubler, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A call that another thread's `close` meets amid its first steps ends, and does not wait for an answer."""
+    make = getattr(Connection, step)
+
+    with Client(f"http://127.0.0.1:{server.port}") as client:
+
+        def made_too_late(*given: Any, **named: Any) -> object:
+            made = make(*given, **named)
+            client.close()
+            return made
+
+        monkeypatch.setattr(Connection, step, staticmethod(made_too_late) if step == "to" else made_too_late)
+        with pytest.raises(LinkError, match="closed"):
+            client.infer("double", {"x": FRAME}, deadline_s=PATIENCE_S)
+    assert not doubler.seen
 
 
 def test_nobody_there_is_a_deadline_with_the_reason() -> None:

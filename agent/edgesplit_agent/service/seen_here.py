@@ -21,6 +21,7 @@ from edgesplit_agent.endpoint import STATUS_PATH
 from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.room import RESERVE_BYTES
 from edgesplit_agent.sensors import read
+from edgesplit_agent.service.edge_tpu import edge_tpu
 from edgesplit_agent.service.findings import Finding, bad, good, warning
 from edgesplit_agent.service.unit import NAME
 
@@ -103,7 +104,7 @@ def power(sysfs: Path) -> Iterator[Finding]:
 
 
 def runtimes() -> Iterator[Finding]:
-    """What can run models here; nothing is loaded to find out."""
+    """What can run models here; no engine is loaded to find out."""
     found = []
     for module, name in ENGINES.items():
         if importlib.util.find_spec(module) is not None:
@@ -113,14 +114,7 @@ def runtimes() -> Iterator[Finding]:
         yield good("runtimes", ", ".join(found))
     else:
         yield bad("runtimes", "no engine for models is installed", "install edgesplit[agent], or the kit anew")
-    apex = [one for one in ("/dev/apex_0",) if Path(one).exists()]
-    locked = [one for one in apex if not os.access(one, os.R_OK | os.W_OK)]
-    if locked:
-        yield bad(
-            "accelerator", f"{locked[0]} cannot be opened by us", "usermod -aG apex edgesplit-agent, start it again"
-        )
-    elif apex:
-        yield good("accelerator", f"Edge TPU at {apex[0]}")
+    yield from edge_tpu()
 
 
 def system_service() -> Iterator[Finding]:

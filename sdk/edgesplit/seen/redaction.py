@@ -12,7 +12,7 @@ GONE = "[redacted]"
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{1,64}-----.*?(?:-----END [A-Z0-9 ]{1,64}-----|\Z)", re.DOTALL)
 _NAMED = re.compile(
     r"(?i)(?<![a-z])(authorization|bearer|token|pass(?:word|phrase|wd)?|secret|pin|api[_-]?key|private[_-]?key|content[_-]?key|"
-    r"cookie|session[_-]?id|csrf)(\W{1,4}(?:bearer\s+|basic\s+)?)([^\s\"',;&]{3,})"
+    r"cookie|session[_-]?id|csrf)(?!\W{0,4}(?:bearer\s+|basic\s+)?\[redacted\](?![^\s\"',;&]))(\W{1,4}(?:bearer\s+|basic\s+)?)([^\s\"',;&]{3,})"
 )
 _USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@:]{1,200}:[^\s/@]{1,200}@")
 _HEX = re.compile(r"\b([0-9a-fA-F]{12})[0-9a-fA-F]{20,}\b")

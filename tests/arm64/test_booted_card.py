@@ -18,7 +18,7 @@ import pytest
 from arm64.conftest import taking
 from arm64.emulator import Emulator
 from arm64.image import Image, make_image
-from arm64.machine import HOST, Machine
+from arm64.machine import Machine, host_address
 from arm64.raspberry import TRIXIE
 from harness import Cloud, eventually
 
@@ -29,9 +29,9 @@ CUTS = int(os.environ.get("EDGESPLIT_BOOT_CUTS", "1"))
 SEED = int(os.environ.get("EDGESPLIT_SEED", "20261121"))
 NAME = "first-boot"
 CLAIM = "edgesplit/claim.json"
-INSTALLING = "Starting edgesplit-first-boot.service"
-FINISHED = "Finished edgesplit-first-boot.service"
-"""As systemd says it on the console."""
+INSTALLING = "Starting edgesplit-first-boot"
+FINISHED = "Finished edgesplit-first-boot"
+"""As systemd says it on the console, which shortens what is longer."""
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def image(emulator: Emulator, arm64_cache: Path) -> Image:
 
 @pytest.fixture(scope="module")
 def cloud(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """A controller that calls itself by the name that the machine has for this host."""
-    running = Cloud(tmp_path_factory.mktemp("cloud"), "--host", HOST)
+    """A controller that calls itself by the address at which the machine reaches this host."""
+    running = Cloud(tmp_path_factory.mktemp("cloud"), "--host", host_address())
     running.start()
     yield running
     running.stop()
