@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgesplit.agent_release import AGENT
 from edgesplit.messages import FetchChunks
 from edgesplit.release import Statement, Wanted, decode_manifest, release_digest
 from edgesplit_agent.bundle.command import at_rest
-from edgesplit_agent.chunks import ChunkStore
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.work import Work
 from edgesplit_cli.bundle.making import Wish, make_bundle
 from edgesplit_cli.bundle.writing import sink
 from trust_world import DAY, World, sample_release
+from version_world import AgentRelease
 
 DEVICE = "cam-1"
 
@@ -33,6 +34,7 @@ class BundleWorld:
         self.chunks: dict[str, bytes] = {}
         self.statement = b""
         self.counter = 100
+        self.agent = ""
 
     def deploy(self, version: int, device: str = DEVICE, lasts_s: float = DAY) -> str:
         """A release, and the director's word that the device shall run it."""
@@ -51,17 +53,30 @@ class BundleWorld:
         self.wanted = digest
         return digest
 
+    def deploy_agent(self, made: AgentRelease, *, beside: str) -> None:
+        """A release of the agent, wanted beside a model's."""
+        self.world.repository.add_release(made.raw)
+        self.agent = made.digest
+        self.manifests[made.digest] = made.raw
+        self.chunks.update(made.chunks)
+        self.counter += 1
+        releases = (Wanted("tiny", beside), Wanted(AGENT, made.digest))
+        self.statement = self.world.repository.sign_statement(
+            Statement(device=self.device, releases=releases, counter=self.counter, expires=int(self.world.now + DAY))
+        )
+
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         """The papers."""
-        files, ends = self.world.repository.carried([self.wanted])
-        manifest = decode_manifest(self.manifests[self.wanted])
+        carried = [one for one in (self.wanted, self.agent) if one]
+        files, ends = self.world.repository.carried(carried)
+        manifests = {one: decode_manifest(self.manifests[one]) for one in carried}
         text = {path: b64encode(raw).decode() for path, raw in files.items()}
         return {
             "made": int(self.world.now), "valid_until": int(min(ends.values())), "limited_by": "timestamp",
             "files": text, "statements": {self.device: b64encode(self.statement).decode()},
             "devices": {self.device: "pi4"},
-            "releases": [{"release": self.wanted, "model": "tiny@1",
-                          "chunks": list(range(len(manifest.chunk_list())))}],
+            "releases": [{"release": one, "model": "tiny@1", "chunks": list(range(len(manifest.chunk_list())))}
+                         for one, manifest in manifests.items()],
         }  # fmt: skip
 
     def download(self, path: str, **query: Any) -> bytes:
@@ -92,9 +107,8 @@ class BundleWorld:
 
     def work(self, folder: DataFolder, identity: Identity, quota_bytes: int | None = None) -> Work:
         """The agent's hands at rest, by this world's clock."""
-        made: Work = at_rest(folder, identity)
+        made: Work = at_rest(folder, identity, quota_bytes)
         made._trust._now = self.world.clock
-        made._store = ChunkStore(folder.chunks, folder.releases, quota_bytes)
         return made
 
 

@@ -89,7 +89,10 @@ class FakeController:
         assert path == "/v1/devices/claims" and body is not None
         self.claims.append(dict(body))
         self.states[body["device"]] = "online"
-        return {"device": body["device"], "token": "the-secret-token"}
+        return {
+            "device": body["device"], "device_class": body["device_class"], "token": "the-secret-token",
+            "controller_url": self.url, "ca_pem": CA, "tuf_root": "{}", "expires": 2**40,
+        }  # fmt: skip
 
 
 class Machine:
@@ -124,36 +127,44 @@ class Machine:
         path.chmod(0o755)
 
     def start(self) -> None:
-        """Listen; a mount namespace gives it an os-release of its own."""
+        """Listen; where somebody else took the port meanwhile, at another."""
+        for _ in range(5):
+            if self._listens():
+                return
+            self.port = _free_port()
+            self.knows(self.folder / "host.pub")
+        raise AssertionError(f"sshd does not listen: {(self.folder / 'sshd.log').read_text()}")
+
+    def _listens(self) -> bool:
+        """A mount namespace gives it an os-release of its own."""
         config = self.folder / "sshd_config"
         environment = f"HOME={self.home} WORLD={self.world} PATH={self.folder}/bin:/usr/bin:/bin"
         config.write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.folder}/host\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self.folder}/authorized\nStrictModes no\nPasswordAuthentication no\n"
             f'PermitRootLogin yes\nMaxStartups 50\nMaxSessions 50\nSetEnv {environment} "CA={CA.splitlines()[1]}"\n'
-            f"LogLevel ERROR\n"
+            f"LogLevel INFO\n"
         )
         own = f"mount --bind {self.world}/os-release /usr/lib/os-release"
         script = f"{own} && mkdir -p /run/sshd && exec {SSHD} -D -e -f {config}"
-        log = (self.folder / "sshd.log").open("wb")
-        self._process = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", script], stdout=log, stderr=log
-        )
-        until = monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                said = (self.folder / "sshd.log").read_text()
-                assert self._process.poll() is None and monotonic() < until, f"sshd does not listen: {said}"
-                threading.Event().wait(0.02)
+        log = self.folder / "sshd.log"
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                ["unshare", "--mount", "--propagation", "private", "sh", "-c", script], stdout=file, stderr=file
+            )
+        until = monotonic() + 60
+        while monotonic() < until and self._process.poll() is None:
+            if b"Server listening on" in log.read_bytes():
+                return True
+            threading.Event().wait(0.02)
+        self.stop()
+        return False
 
     def stop(self) -> None:
         """End it, and every session."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(30)
 
     def sessions(self) -> list[int]:
         """The processes of its sessions."""

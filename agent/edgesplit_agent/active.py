@@ -100,20 +100,30 @@ class ActiveRelease:
         if self._leases.end():
             self.host.close()
 
-    @property
+    @cached_property
     def model(self) -> str:
         """The model's name, without its version."""
         return ModelRef.parse(self.manifest.model).name
 
-    @property
+    @cached_property
+    def version(self) -> str:
+        """The version of the model."""
+        return self.manifest.model.partition("@")[2] or "1"
+
+    @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """What an application gives."""
         return self.manifest.inputs
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What it gets."""
         return self.manifest.outputs
+
+    @cached_property
+    def passed(self) -> frozenset[str]:
+        """Inputs that are outputs too."""
+        return frozenset({spec.name for spec in self.inputs} & {spec.name for spec in self.outputs})
 
     @cached_property
     def decoding(self) -> frozenset[str]:

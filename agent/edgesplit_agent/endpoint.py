@@ -110,10 +110,10 @@ class Endpoint:
             return json_response(200, oip.model_config(model, release.inputs, release.outputs))
         if rest == "stats":
             self._engine.catch_up()
-            return json_response(200, {"model_stats": [self._statistics.described(model, _version(release))]})
+            return json_response(200, {"model_stats": [self._statistics.described(model, release.version)]})
         if rest:
             raise NotFound(f"no such path: {request.path[:200]}")
-        return json_response(200, oip.model_metadata(model, [_version(release)], release.inputs, release.outputs))
+        return json_response(200, oip.model_metadata(model, [release.version], release.inputs, release.outputs))
 
     def _fixed(self, request: Request) -> Response | None:
         """Paths without a model in them."""
@@ -123,21 +123,19 @@ class Endpoint:
             return json_response(200, {request.path.rpartition("/")[2]: True})
         serving = self._engine.serving
         if request.path == "/v2/repository/index":
-            index = [
-                {"name": name, "version": _version(one), "state": "READY"} for name, one in sorted(serving.items())
-            ]
+            index = [{"name": name, "version": one.version, "state": "READY"} for name, one in sorted(serving.items())]
             return json_response(200, index)
         if self._metrics is not None and is_scrape(request):
             return self._metrics()
         if request.path == ALL_STATS_PATH:
             self._engine.catch_up()
-            told = [self._statistics.described(name, _version(one)) for name, one in sorted(serving.items())]
+            told = [self._statistics.described(name, one.version) for name, one in sorted(serving.items())]
             return json_response(200, {"model_stats": told})
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
 
     def _release(self, model: str, version: str | None) -> ActiveRelease:
         release = self._engine.serving.get(model)
-        if release is None or version not in (None, _version(release)):
+        if release is None or version not in (None, release.version):
             which = model if version is None else f"{model} version {version}"
             raise NotFound(f"no model {which} runs here; {known(model, self._engine.serving)}")
         return release
@@ -147,19 +145,20 @@ class Endpoint:
         try:
             response, report = self._answered(model, release, request)
         except Exception:
-            self._statistics.failed(model, _version(release), perf_counter() - began)
+            self._statistics.failed(model, release.version, perf_counter() - began)
             self._engine.catch_up()
             raise
         self._engine.later(partial(self._succeeded, model, release, perf_counter() - began, report))
         return response
 
     def _succeeded(self, model: str, release: ActiveRelease, took_s: float, report: Report) -> None:
-        self._statistics.succeeded(model, _version(release), took_s, parts_of(report))
+        self._statistics.succeeded(model, release.version, took_s, parts_of(report))
 
     def _answered(self, model: str, release: ActiveRelease, request: Request) -> tuple[Response, Report]:
         memory = self._regions.seen_by(request.channel)
         asked = oip.decode_request(_plain(request), oip.header_length(request.headers), memory)
-        oip.pick_outputs({spec.name: spec for spec in release.outputs}, asked.outputs)
+        if asked.outputs:
+            oip.pick_outputs({spec.name: spec for spec in release.outputs}, asked.outputs)
         deadline_s = oip.timeout_s(asked.parameters) or DEADLINE_S
         inputs, wishes = _kept(asked.inputs, release), from_parameters(asked.parameters)
         with trace.working_for(trace.given(request.headers), asked.id):
@@ -168,7 +167,7 @@ class Endpoint:
             )
         response = oip.InferResponse(
             model=model,
-            version=_version(release),
+            version=release.version,
             id=asked.id,
             outputs=oip.pick_outputs(answer.outputs, asked.outputs),
             parameters=to_parameters(answer.report),
@@ -200,7 +199,7 @@ def _coded(headers: dict[str, str], body: oip.Buffers, accepts: str) -> tuple[di
 def _kept(inputs: Mapping[str, oip.Tensor], release: ActiveRelease) -> Mapping[str, oip.Tensor]:
     """The inputs, copied where one is an output too: an answer that is remembered must not change with the client's
     memory."""
-    passed = {spec.name for spec in release.outputs} & set(inputs)
+    passed = release.passed & inputs.keys()
     return {**inputs, **{name: np.array(inputs[name]) for name in passed}} if passed else inputs
 
 
@@ -214,7 +213,3 @@ def parts_of(report: Report) -> dict[str, float]:
         "compute_input": input_s,
         "compute_infer": infer_s,
     }
-
-
-def _version(release: ActiveRelease) -> str:
-    return release.manifest.model.partition("@")[2] or "1"

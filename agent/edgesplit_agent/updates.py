@@ -201,6 +201,8 @@ class Standing:
     """Since one was found healthy, this one included; 0 once it was."""
     served_before: frozenset[str] = frozenset()
     """What the agent's version before the one on trial served."""
+    offline_before: bool = False
+    """It did not reach the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -755,7 +757,7 @@ class Updater:
         if not release or (seen is not None and seen.release == release):
             return seen if release else None
         since = self._clock() if self._have.online else None
-        return OwnTrial(release, self._have.began, self._trial_s, stands.served_before, since)
+        return OwnTrial(release, self._have.began, self._trial_s, stands.served_before, since, stands.offline_before)
 
     def _looks(self, statement: Statement | None) -> dict[str, ReleaseState]:
         """How far what is wanted has come, and what was committed before and does not run."""

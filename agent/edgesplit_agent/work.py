@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Protocol
 
 from edgesplit.agent_release import AGENT, is_agent
-from edgesplit.errors import EdgeError, LinkError, TrustError
+from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
 from edgesplit.floor import Floor
 from edgesplit.key_file import has_keys, write_keys
 from edgesplit.messages import ModelState
@@ -126,6 +126,8 @@ class Work:
         self._hours = hours or FetchHours(())
         self._keys = GivenKeys(folder.encryption_key_file, identity, folder.releases)
         self._uplink: Uplink | None = None
+        self._by_bundle = False
+        """The newest statement came so."""
         self._carrier: Carrier | None = None
         """In the uplink's place while a bundle is taken."""
         self.told_of_bundle: Callable[[int, int], None] = lambda done, of: None
@@ -217,6 +219,7 @@ class Work:
             trials={**trials, **(own.running if own.on_trial else {})},
             committed={**committed, **own.committed},
             served_before=own.served,
+            offline_before=own.offline,
             held=frozenset(now.safe.held if now.safe else ()),
             safe_mode=now.safe.reason if now.safe else "",
             starts=now.starts,
@@ -252,6 +255,10 @@ class Work:
         """From now on there is a network to fetch by and report to."""
         self._uplink = uplink
 
+    def _needs_broker(self) -> bool:
+        """Must the agent's next version reach it? Not where a bundle brought the word for it, and there is none now."""
+        return not self._by_bundle or (self._uplink is not None and bool(self._uplink.connected))
+
     @property
     def _net(self) -> Uplink:
         if self._uplink is None:
@@ -268,6 +275,7 @@ class Work:
         """Refresh the metadata, then believe the statement or not. A believed one is kept for the next start."""
         self._trust.refresh(self._fetch)
         statement = self._trust.statement(raw, self._identity.device, install=True)
+        self._by_bundle = self._carrier is not None
         was_safe = self._current.safe is not None
         self._commit(activation.obeying(self._current, raw, statement.counter))
         self._own_version.obey(statement.counter)
@@ -285,7 +293,7 @@ class Work:
         finally:
             carrier.close()
         names = ", ".join(release[:12] for release in lacking)
-        return f"not in the bundle, and left to the network: {names}" if lacking else ""
+        return f"not in the bundle, or not for this device as it runs now: {names}" if lacking else ""
 
     def take(
         self, carrier: Carrier, believed: Callable[[Statement], None], superseded: Callable[[], bool]
@@ -314,8 +322,8 @@ class Work:
     def _carries_manifest(self, release: str) -> bool:
         try:
             self.fetch_manifest(release)
-        except LinkError as error:
-            log.info("release %s is not in the bundle: %s", release[:12], error)
+        except (LinkError, UsageError) as error:  # not in it, or not for this machine as it runs now
+            log.warning("release %s is not taken from the bundle: %s", release[:12], error)
             return False
         return True
 
@@ -414,7 +422,8 @@ class Work:
         """One rename of `current.json`; then the engine answers by it. What ran before stays here, whole."""
         if model == AGENT:
             manifest, serving = self._open(release).manifest, self._engine.serving
-            return self._own_version.activate(manifest, release, serving, self._current.counter)
+            counter = self._current.counter
+            return self._own_version.activate(manifest, release, serving, counter, online=self._needs_broker())
         active = self._loaded.get(release) or self._load(release)
         if active.model != model:
             raise TrustError(f"release {release[:12]} is of model {active.model!r}, not of {model!r}")

@@ -6,11 +6,12 @@ get: it lasts as long as its metadata does, and no longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import localtime, strftime
 from typing import Any
 
 from edgesplit import messages
+from edgesplit.agent_release import builds, is_agent
 from edgesplit.messages import FetchChunks
 from edgesplit.names import ModelRef
 from edgesplit.release import Manifest, Signed, Statement, decode_manifest, device_slices, gateway_slices
@@ -76,6 +77,8 @@ class _Use:
 
     classes: set[str]
     kept: bool = False
+    machines: set[str] = field(default_factory=set)
+    """Which builds of the agent fit there; empty for one that did not say."""
 
 
 def _statement(raw: bytes, device: str) -> Statement:
@@ -92,7 +95,9 @@ def _wanted(devices: Sequence[Device], told: Mapping[str, Statement], models: fr
     for device in devices:
         for one in told[device.name].releases:
             if not models or one.model in models:
-                found.setdefault(one.release, _Use(set())).classes.add(device.device_class)
+                use = found.setdefault(one.release, _Use(set()))
+                use.classes.add(device.device_class)
+                use.machines.add(str((device.birth or {}).get("built_for", "")))
         for one in told[device.name].keeps:
             if not models or one.model in models:
                 found.setdefault(one.release, _Use(set())).kept = True
@@ -105,6 +110,10 @@ def _wanted(devices: Sequence[Device], told: Mapping[str, Statement], models: fr
 
 def _chunks(manifest: Manifest, use: _Use) -> list[int]:
     """Places in the manifest's list of the chunks that are needed."""
+    if is_agent(manifest):
+        fitting = [one.slice.name for one in builds(manifest) if one.target.tag in use.machines or "" in use.machines]
+        needed = manifest.chunks(set(fitting))
+        return [place for place, sha256 in enumerate(manifest.chunk_list()) if sha256 in needed]
     plans = [manifest.plans[kind] for kind in use.classes if kind in manifest.plans]
     slices = {name for plan in plans for name in device_slices(plan, manifest)}
     slices |= gateway_slices(manifest) if use.kept else set()

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import delete, func, select, tuple_
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from edgesplit_controller.buckets import (
@@ -26,11 +27,13 @@ from edgesplit_controller.buckets import (
     shown,
 )
 from edgesplit_controller.database import Database, Desired, Device, TelemetryRow
+from edgesplit_controller.engines import POSTGRESQL
 from edgesplit_controller.truth_tables import HeardRow, MarkRow, ModelRolledRow, RolledRow
 
 MARK = "telemetry rolled up to row"
 AT_ONCE = 2_000
 KEYS_AT_ONCE = 200
+ROWS_AT_ONCE = 1_000
 DEVICES_AT_ONCE = 500
 RAW_S = 30 * DAY_S
 """Of a device that goes on talking far fewer are kept (`devices.HISTORY`)."""
@@ -143,12 +146,14 @@ class _Sums:
             for span, kept in SPANS.items():
                 key = (first, second, kept.seconds, begin_of(span, minute))
                 sums[key] = merged(sums.get(key, {}), content)
-        there = _rows(session, self.table, sorted(sums))
-        for key, content in sums.items():
-            if key in there:
-                there[key].content = merged(there[key].content, content)
-            else:
-                session.add(self.table(**dict(zip(_KEYS[self.table], key, strict=True)), content=content))
+        there = _contents(session, self.table, sums)
+        names = _KEYS[self.table]
+        rows = [
+            {**dict(zip(names, key, strict=True)), "content": merged(there[key], content) if key in there else content}
+            for key, content in sums.items()
+        ]
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            session.execute(_put(session, self.table), rows[start : start + ROWS_AT_ONCE])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +194,30 @@ def _speakers(session: Session, names: Collection[str]) -> dict[str, _Speaker]:
     }
 
 
-def _rows(session: Session, table: type[RolledRow | ModelRolledRow], keys: list[Key]) -> dict[Key, Any]:
-    """Those of them that are there."""
-    names = _KEYS[table]
-    column = tuple_(*(getattr(table, name) for name in names))
-    found: dict[Key, Any] = {}
-    for start in range(0, len(keys), KEYS_AT_ONCE):
-        for row in session.scalars(select(table).where(column.in_(keys[start : start + KEYS_AT_ONCE]))):
-            first, second, span_s, begins = (getattr(row, name) for name in names)
-            found[first, second, span_s, begins] = row
+def _contents(session: Session, table: type[RolledRow | ModelRolledRow], keys: Collection[Key]) -> dict[Key, Content]:
+    """Of those of them that are there. Asked for by the first part of the key, which the index is ordered by."""
+    columns = [getattr(table, name) for name in _KEYS[table]]
+    firsts = sorted({key[0] for key in keys})
+    spans, begins = sorted({key[2] for key in keys}), sorted({key[3] for key in keys})
+    found: dict[Key, Content] = {}
+    for start in range(0, len(firsts), KEYS_AT_ONCE):
+        asked = select(*columns, table.content).where(
+            columns[0].in_(firsts[start : start + KEYS_AT_ONCE]), table.span_s.in_(spans), table.begins.in_(begins)
+        )
+        for row in session.execute(asked):
+            if (key := (row[0], row[1], row[2], row[3])) in keys:
+                found[key] = row[4]
     return found
+
+
+def _put(session: Session, table: type[RolledRow | ModelRolledRow]) -> Any:
+    """Insert rows, or put their contents in the place of what is there."""
+    names, of = _KEYS[table], table.__table__
+    if session.get_bind().dialect.name == POSTGRESQL:
+        there = postgresql.insert(of)  # type: ignore[arg-type]
+        return there.on_conflict_do_update(index_elements=names, set_={"content": there.excluded.content})
+    here = sqlite.insert(of)  # type: ignore[arg-type]
+    return here.on_conflict_do_update(index_elements=names, set_={"content": here.excluded.content})
 
 
 def _within(table: type[RolledRow | ModelRolledRow], span: Span, since: float, until: float) -> Iterable[Any]:

@@ -93,6 +93,8 @@ COMPRESSED_FROM = 1_024
 
 def accepted(wanted: str) -> str:
     """The coding for an answer to a client that accepts `wanted` (an Accept-Encoding); empty for none."""
+    if wanted == "identity":
+        return ""
     named = [one.partition(";") for one in wanted.lower().replace(" ", "").split(",")]
     allowed = {name for name, _, quality in named if quality not in ("q=0", "q=0.0", "q=0.00", "q=0.000")}
     return next((name for name in ENCODERS if name in allowed), "")

@@ -398,7 +398,7 @@ class _Connection:
 
     def _send(self, response: Response, *, keep: bool, with_body: bool = True) -> None:
         """Head and body; a peer that reads too slowly is left."""
-        length = sum(len(part) for part in response.body)
+        length = sum(map(len, response.body))
         parts = [_head_bytes(response, length, keep=keep), *(response.body if with_body else ())]
         self._send_all(parts, LIMITS.handshake_s + length / LIMITS.http_bytes_per_s)
 

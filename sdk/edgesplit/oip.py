@@ -210,14 +210,17 @@ def decode_request(body: Body, header_length: int | None, memory: Memory | None 
     names = tuple(wanted.name for wanted in head.outputs)
     if len(set(names)) != len(names):
         raise MalformedMessage("an output is asked for twice")
-    as_bytes = {one.name for one in head.outputs if one.parameters.get("binary_data", default) is True}
+    binary: Binary = default
+    if names:
+        asked = (one.name for one in head.outputs if one.parameters.get("binary_data", default) is True)
+        binary = frozenset(asked)
     return InferRequest(
         inputs=inputs,
         outputs=names,
         id=head.id,
         parameters=head.parameters,
-        binary_outputs=frozenset(as_bytes) if names else default,
-        outputs_at=_outputs_at(head.outputs, memory),
+        binary_outputs=binary,
+        outputs_at=_outputs_at(head.outputs, memory) if names else {},
         answer_at=_checked("the answer", place_of("the answer", head.parameters), memory),
     )
 
@@ -255,9 +258,10 @@ def timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
 def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], what: str = "input") -> None:
     """UsageError, saying what was given and what is wanted, unless names, data types and shapes are as in `specs`."""
     wanted = {spec.name: spec for spec in specs}
-    for kind, names in (("missing", wanted.keys() - tensors.keys()), ("unknown", tensors.keys() - wanted.keys())):
-        if names:
-            raise UsageError(f"{kind} {what} {sorted(names)[0][:80]!r}; the {what}s are {sorted(wanted)}")
+    if wanted.keys() != tensors.keys():
+        missing = sorted(wanted.keys() - tensors.keys())
+        kind, name = ("missing", missing[0]) if missing else ("unknown", min(tensors.keys() - wanted.keys()))
+        raise UsageError(f"{kind} {what} {name[:80]!r}; the {what}s are {sorted(wanted)}")
     for name, spec in wanted.items():
         given, shape = datatype(tensors[name]), tensors[name].shape
         if given != spec.datatype:
@@ -522,11 +526,13 @@ def _decode_tensor(entry: _Tensor, section: _Section) -> Tensor:
 def _elements(entry: _Tensor, itemsize: int) -> int:
     """How many elements the shape asks for, once it is a shape that a body could hold."""
     lengths = entry.shape
-    if len(lengths) > _RANK or any(length < 0 for length in lengths):
+    if len(lengths) > _RANK or min(lengths, default=0) < 0:
         raise MalformedMessage(f"tensor {entry.name[:80]!r}: not a shape: {str(lengths)[:80]}")
-    if math.prod(max(length, 1) for length in lengths) * itemsize > LIMITS.http_body_bytes:
+    count = math.prod(lengths)
+    most = count or math.prod(length or 1 for length in lengths)  # one without elements has a shape of some size, too
+    if most * itemsize > LIMITS.http_body_bytes:
         raise MalformedMessage(f"tensor {entry.name[:80]!r}: shape {str(lengths)[:80]} is too large")
-    return math.prod(lengths)
+    return count
 
 
 def _from_bytes(entry: _Tensor, raw: memoryview, dtype: np.dtype[Any], count: int) -> Tensor:

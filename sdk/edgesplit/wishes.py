@@ -51,6 +51,7 @@ class Wishes:
 
 
 NONE = Wishes()
+_NAMES = frozenset((STREAM, DROP, QUEUE, HEDGE, STALE_OK))
 
 
 def to_parameters(wishes: Wishes) -> dict[str, Scalar]:
@@ -67,7 +68,7 @@ def to_parameters(wishes: Wishes) -> dict[str, Scalar]:
 
 def from_parameters(parameters: Mapping[str, Scalar]) -> Wishes:
     """What a request wishes for. UsageError for what means nothing."""
-    if not any(name in parameters for name in (STREAM, DROP, QUEUE, HEDGE, STALE_OK)):
+    if _NAMES.isdisjoint(parameters):
         return NONE
     queue, hedge = parameters.get(QUEUE), parameters.get(HEDGE)
     return Wishes(

@@ -158,7 +158,8 @@ def test_the_command_supervises_a_real_agent_that_waits_for_its_claim(tmp_path: 
     assert wrong.returncode == 2 and "--prot" in wrong.stderr
     data = tmp_path / "data"
     log = (tmp_path / "log").open("wb")
-    running = subprocess.Popen([*command, "--data", str(data), "--claim", str(data / "claim.json")], stderr=log)
+    words = ["--data", str(data), "--claim", str(data / "claim.json"), "--port", "0"]
+    running = subprocess.Popen([*command, *words], stderr=log)
     try:
         lock = data / "lock"
         eventually("an agent has the folder", lambda: lock.exists() or running.poll() is not None)

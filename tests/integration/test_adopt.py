@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -281,6 +283,20 @@ def _counted(sent: dict[str, int]) -> Callable[..., Iterator[bytes]]:
         return real(path, offset, progress)
 
     return blocks
+
+
+def test_a_call_that_is_killed_leaves_no_connection_open(machine: Machine) -> None:
+    """The shared connection ends with whoever opened it, also by SIGKILL."""
+    script = (
+        "import os, sys, signal; sys.path.insert(0, sys.argv[1])\n"
+        "from edgesplit_cli.adopt.hosts import Host\nfrom edgesplit_cli.adopt.ssh import Ssh\n"
+        "ssh = Ssh(Host(target='root@127.0.0.1', port=int(sys.argv[2]), key=sys.argv[3]), sys.argv[4:]).__enter__()\n"
+        "print(ssh._master.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    words = [sys.executable, "-c", script, "tests", str(machine.port), machine.host.key, *machine.options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    eventually("no session is left", lambda: not machine.sessions())
 
 
 def test_the_command_adopts_several_machines_and_says_what_became_of_each(

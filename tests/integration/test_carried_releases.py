@@ -100,7 +100,7 @@ def test_a_device_without_a_network_runs_what_sticks_bring_and_the_controller_ag
     assert "nothing for cam-1" in refused
     assert "taken" in world.agent("bundle", "apply", str(newer), "--data", str(agent.data))
     eventually("the newer one is served", lambda: world.running(agent) == {"digits": second})
-    assert not (agent.data / "bundle.json").exists()
+    eventually("the wish is cleared away", lambda: not (agent.data / "bundle.json").exists())
     agent.process.stop()
 
     agent.process.argv = normal

@@ -14,8 +14,10 @@ import pytest
 
 from controller_world import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
 from edgesplit import messages
+from edgesplit.agent_release import AGENT, Target, build_for
 from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit.release import Manifest, decode_manifest
+from wheels_world import archive, small_agent
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,29 @@ def test_one_release_serves_a_group_of_different_devices(up: Up, tmp_path: Path)
     for device in (pi, nano):
         assert device.statement().releases[0].release == made["release"]
         device.session.stop()
+
+
+def test_a_version_of_the_agent_is_pushed_signed_and_stated(up: Up, tmp_path: Path) -> None:
+    """Its wheels come as they are in a kit, the release names them by their chunks, and the device gets every byte by
+    a chain of signatures; it is listed apart from models, and goes out as a rollout."""
+    device = enrolled(up, "pi-agent", tmp_path)
+    content = archive(small_agent("9.1.0"))
+    pushed = up.ok("POST", "/v1/agents?version=9.1.0&python=3.11&machine=aarch64", content)
+    assert pushed["created"] and pushed["builds"][0]["sha256"] == hashlib.sha256(content).hexdigest()
+
+    made = up.ok("POST", "/v1/agents/deployments", {"version": "9.1.0", "to": ["pi-agent"]})
+
+    assert [(one.model, one.release) for one in device.statement().releases] == [(AGENT, made["release"])]
+    manifest = decode_manifest(device.trust.manifest(made["release"], device.fetch))
+    file = build_for(manifest, Target("3.11", "aarch64")).slice.files[0]
+    chunks = device.chunks(made["release"], list(manifest.chunk_list()))
+    assert b"".join(chunks[one.sha256] for one in file.chunks) == content
+    assert up.ok("GET", f"/v1/rollouts/{made['rollout']}")["model"] == made["model"]
+    assert AGENT not in {one["name"] for one in up.ok("GET", "/v1/models")}
+    assert [one["version"] for one in up.ok("GET", "/v1/agents")] == ["9.1.0"] and up.ok("GET", "/v1/releases")
+    status, why = up.call("POST", "/v1/deployments", {"model": AGENT, "to": ["pi-agent"]})
+    assert status == 400 and "edgectl agent" in why["error"]
+    device.session.stop()
 
 
 def test_a_device_is_online_only_while_its_session_lives(up: Up, tmp_path: Path) -> None:

@@ -160,8 +160,7 @@ def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, br
     assert "100%" in browser.text("section[aria-label=Stages]")
     browser.button("Approve the next stage").click()
     browser.shows("16 devices will be told to run", "dialog")
-    _press(browser, Keys.ESCAPE)
-    browser.wait("no dialog", lambda: browser.all("dialog") == [])
+    _leave_dialog(browser)
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "waiting"
     browser.button("Abort").click()
     browser.shows("36 devices keep what they run", "dialog")
@@ -198,8 +197,7 @@ def test_a_proposal_says_what_drifted_and_waits_for_a_word(dashboard: Dashboard,
     assert "server remote" not in told, "two hundredths are no drift"
     browser.button("Accept").click()
     browser.shows("signed by the planner's key", "dialog")
-    _press(browser, Keys.ESCAPE)
-    browser.wait("no dialog", lambda: browser.all("dialog") == [])
+    _leave_dialog(browser)
     browser.shows("live", ".live")
     dashboard.up.ok("POST", f"/v1/proposals/{number}/dismiss")
     browser.shows("dismissed", part)
@@ -361,6 +359,16 @@ def _column(browser: Browser, column: str) -> set[str]:
 def _press(browser: Browser, *keys: str) -> None:
     for key in keys:
         ActionChains(browser.driver).send_keys(key).perform()
+
+
+def _leave_dialog(browser: Browser) -> None:
+    """By Escape: pressed until it is gone, for a busy browser may lose a key."""
+
+    def left() -> bool:
+        _press(browser, Keys.ESCAPE)
+        return browser.all("dialog") == []
+
+    browser.wait("no dialog", left)
 
 
 def _focused_row(browser: Browser) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit_world import describe, repacked, small_kit
+from kit_world import describe, made_up_wheel, repacked, small_kit
 
 STEPS = ("checking the kit", "using ", "installing ", "is 1.0.0 now", "taking the claim")
 SYSTEMCTL = """#!/bin/sh
@@ -193,6 +193,24 @@ def test_a_full_disk_is_said_before_it_is_full(device: Device, kit: Path) -> Non
     (kit / "kit.json").write_text(raw.replace('"needs_bytes": 1048576', '"needs_bytes": 999999999999999'))
     done = device.run(kit)
     assert done.returncode == 1 and "MB free, installing takes" in done.stderr
+
+
+def test_an_installation_that_fails_leaves_nothing_behind_and_what_ran_runs(
+    device: Device, kit: Path, tmp_path: Path, pip_wheel: Path
+) -> None:
+    """A program that does not run here is never `current`, and takes no room."""
+    device.installed(kit)
+    broken = small_kit(tmp_path / "broken", pip_wheel, "2.0")
+    wheel = made_up_wheel(tmp_path, "edgesplit", "2.0", command="edgesplit-agent = nowhere:main")
+    with tarfile.open(broken / "wheels.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+        for one in (wheel, pip_wheel):
+            archive.add(one, one.name)
+    describe(broken, "2.0")
+    done = device.run(broken)
+    assert done.returncode == 1 and "does not run here" in done.stderr
+    assert device.version() == "edgesplit-agent 1.0.0"
+    assert [one.name.split("-")[0] for one in (device.prefix / "versions").iterdir()] == ["1.0.0"]
+    assert not (device.prefix / ".unpacked").exists()
 
 
 def test_a_kit_brings_its_own_python_where_the_device_has_another(

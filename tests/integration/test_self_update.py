@@ -126,7 +126,9 @@ class Device:
 
     def answers(self) -> bool:
         """Applications are answered, by the model that was there all along."""
-        here = DataFolder(self.data).here()
+        folder = DataFolder(self.data)
+        eventually("the agent says where it is", lambda: folder.here() is not None, 60)  # after its first report
+        here = folder.here()
         assert here is not None
         with Client(here.url) as client:
             return bool((client.infer("tiny", {"x": INPUT}, deadline_s=30).outputs["y"] == EXPECTED).all())

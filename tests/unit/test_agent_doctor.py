@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_world import folder_bytes
 from edgesplit import identity
 from edgesplit.identity import Claim, Credentials, encode_claim
 from edgesplit_agent.folder import DataFolder, Identity
@@ -257,6 +258,20 @@ def test_an_agent_that_holds_the_folder_and_does_not_answer_is_found(device: Dev
         server.shutdown()
         server.server_close()
         assert of(device.found(online=False), "agent").level == "bad"
+
+
+def test_looking_changes_nothing(device: Device, tmp_path: Path) -> None:
+    """Not even what is spoilt: the agent puts that aside, or people look at it."""
+    for name in ("identity/enrolled.json", "agent.json", "current.json", "trust/proof.json", "trust/counters.json"):
+        (device.folder.path / name).parent.mkdir(exist_ok=True)
+        (device.folder.path / name).write_text("{spoilt")
+    (device.folder.path / "lock").write_text("")
+    before = folder_bytes(device.folder.path)
+    assert of(device.found(online=False), "identity").level == "good"  # there is a copy
+    assert folder_bytes(device.folder.path) == before
+    for name in ("certificate.pem", "ca.pem"):
+        (device.folder.identity / name).write_text("spoilt")
+    assert exit_code(device.found(online=False)) == 1
 
 
 def test_credentials_that_do_not_fit_are_found(device: Device) -> None:

@@ -15,13 +15,16 @@ from edgesplit_controller.agent_releases import AgentReleases, runs
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.content_keys import load_or_make_content_keys
 from edgesplit_controller.database import Database, Device, Model
-from edgesplit_controller.evidence import together
+from edgesplit_controller.evidence import of_members, together
 from edgesplit_controller.gates import Evidence
 from edgesplit_controller.planning import Planning, Wish
 from edgesplit_controller.refusals import Conflict
 from edgesplit_controller.registry import Registry
 from edgesplit_controller.releasing import Releasing
 from edgesplit_controller.repository import Repository
+from edgesplit_controller.rollout.asked import Asked, terms_of
+from edgesplit_controller.rollout.states import Member, Rollout
+from edgesplit_controller.truth_tables import RunningRow
 from wheels_world import archive, small_agent, wheel
 
 PI, LAPTOP = Target("3.11", "aarch64"), Target("3.12", "x86_64")
@@ -162,6 +165,29 @@ def test_gates_judge_an_agent_by_all_that_it_serves() -> None:
     assert (found.requests, found.failed, found.fallbacks) == (50, 1, 2)
     assert (found.latency_p95_s, found.memory_bytes, found.celsius, found.joules) == (0.3, 100, 70.0, None)
     assert together("x", []) == Evidence(model=AGENT, release="x")
+
+
+def test_gates_hear_only_what_was_told_since_the_version_runs(shop: Shop) -> None:
+    """What a model's requests were under the version before is nothing for or against this one."""
+    names = ("fresh", "stale", "waits")
+    with shop.database.write() as session:
+        for name, at in zip(names, (200.0, 100.0, 200.0), strict=True):
+            device = Device(
+                name=name, device_class="pi4", group="", labels={}, link="wifi", certificate_serial="1",
+                public_key_sha256="", enrolled=0.0,
+            )  # fmt: skip
+            session.add(device)
+            session.flush()
+            health = {"model": "m", "release": "r", "requests": 60, "failed": 3}
+            session.add(RunningRow(device=name, model="m", health=health, health_at=at))
+            session.add(RunningRow(device=name, model=AGENT, state="trial"))
+    members = [Member(name=name, stage=0, position=0, ran_at=0.0 if name == "waits" else 150.0) for name in names]
+    rollout = Rollout(id=1, model=AGENT, release="v", terms=terms_of(Asked(), 0.0), state="running")
+    with shop.database.read() as session:
+        found = of_members(session, rollout, members)
+    assert {name: (one.requests, one.failed) for name, one in found.items()} == {
+        "fresh": (60, 3), "stale": (None, None), "waits": (None, None),
+    }  # fmt: skip
 
 
 def test_versions_are_rows_that_releases_hang_on(shop: Shop) -> None:

@@ -143,6 +143,17 @@ def test_an_image_that_is_another_is_refused_before_the_card_is_touched(bench: B
     assert bench.card.read_bytes() == bytes(4_096)
 
 
+def test_a_name_that_means_something_to_other_programs_is_a_name(bench: Bench) -> None:
+    """mtools takes @@ and debugfs ?offset= out of a path; neither sees ours."""
+    image = bench.folder / "trixie@@1?offset=2 $(x).img"
+    image.write_bytes(bench.images["trixie"].read_bytes())
+    bench.card = bench.folder / "card@@2.img"
+
+    bench.flash("trixie", image=image)
+
+    assert bench.card.read_bytes()[:512] == image.read_bytes()[:512]
+
+
 def test_names_on_the_boot_partition_count_whatever_their_case(bench: Bench) -> None:
     """CMDLINE.TXT and USER-DATA are replaced, not joined by a second."""
     upper = {name.upper(): content for name, content in TRIXIE.boot.items()}
@@ -294,6 +305,8 @@ def test_a_card_in_a_reader_is_flashed_like_a_file(bench: Bench, monkeypatch: py
         (["--wifi-country", "germany"], "two capital letters"),
         (["--wifi", "x" * 40], "1 to 32 bytes"),
         (["--sha256", "12"], "64 hex digits"),
+        (["--coral"], "libedgetpu1"),
+        (["--coral-deb", __file__], "no Debian package"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_at_once(bench: Bench, words: list[str], why: str) -> None:

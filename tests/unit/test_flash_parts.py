@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,13 +25,14 @@ from card_world import (
     mbr,
 )
 from edgesplit.errors import LinkError, NotFound, UsageError
-from edgesplit_cli.flash import formats, kernel_line, rootfs, wifi, wishes
+from edgesplit_cli.flash import formats, installer, kernel_line, rootfs, wifi, wishes
 from edgesplit_cli.flash.batch import Journal, read_lines
 from edgesplit_cli.flash.formats import Format
 from edgesplit_cli.flash.online import Seen, wait_online
-from edgesplit_cli.flash.orders import claim_in, is_free, unreachable
+from edgesplit_cli.flash.orders import claim_in, is_free, profile_of, unreachable
 from edgesplit_cli.flash.partitions import read_table
 from edgesplit_cli.flash.rootfs import System
+from edgesplit_cli.kit import Target
 
 PARTS = [(BOOT_OFFSET, BOOT_SIZE, True), (BOOT_OFFSET + BOOT_SIZE, MIB, False)]
 BOOKWORM_SYSTEM = System(identity="debian", python="3.11", machine="aarch64", has_first_run=True)
@@ -361,3 +363,41 @@ def test_a_controller_at_a_loopback_address_is_warned_of(tmp_path: Path) -> None
     at = make_claim(tmp_path / "claim.json", controller_url="https://127.0.0.1:8443")
     assert "no device finds it" in unreachable(at.read_bytes())
     assert not unreachable(make_claim(at).read_bytes())
+
+
+class EdgeTpu:
+    """Packages for an accelerator."""
+
+    def archive(self, machine: str, folder: Path) -> Path:
+        made = folder / "coral.tar"
+        made.write_text(f"for {machine}")
+        return made
+
+
+def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the image's machine and Python; and its device profile is the one of a board with an accelerator."""
+    asked: dict[str, Any] = {}
+
+    def build_kit(target: Target, *, more: dict[str, Path], **other: Any) -> None:
+        asked.update(other, target=target, coral=more["coral.tar"].read_text())
+
+    monkeypatch.setattr(installer, "build_kit", build_kit)
+    found = formats.Found(Format.CLOUD_INIT, "/boot/firmware", System(python="3.13", machine="aarch64"))
+    source = installer.KitSource(cache=tmp_path, extras=("otel",), coral=EdgeTpu())  # type: ignore[arg-type]
+
+    installer.kit_for(found, source, lambda _: None)
+
+    assert asked["target"] == Target(python="3.13", machine="aarch64") and asked["coral"] == "for aarch64"
+    assert asked["extras"] == ["otel", "tflite"]
+    assert profile_of("raspberrypi4", coral=True) == "coral-usb-rpi4"
+    assert profile_of("raspberrypi4", coral=False) == "raspberrypi4"
+    assert profile_of("raspberrypi5", coral=True) == "raspberrypi5"  # no profile of that pair: by its CPU
+
+
+def test_without_a_python_in_sight_no_kit_is_guessed(tmp_path: Path) -> None:
+    """A root file system that is no ext4: the kit must be given."""
+    found = formats.Found(Format.CLOUD_INIT, "/boot/firmware", System())
+    with pytest.raises(UsageError, match="--kit"):
+        installer.kit_for(found, installer.KitSource(cache=tmp_path), lambda _: None)

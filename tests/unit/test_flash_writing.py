@@ -19,7 +19,7 @@ import pytest
 import zstandard
 
 from edgesplit.errors import MediumFailed, TrustError, UsageError
-from edgesplit_cli.flash import writing
+from edgesplit_cli.flash import programs, writing
 from edgesplit_cli.flash.archives import Expected, check_digest, expected_digest, in_the_clear
 from edgesplit_cli.flash.writing import finish, verify, write_image
 
@@ -167,7 +167,7 @@ def test_a_writer_that_is_killed_leaves_a_file_without_a_table(tmp_path: Path) -
     program = f"""
 import io, os, signal
 from pathlib import Path
-from edgesplit_cli.flash import writing
+from edgesplit_cli.flash import programs, writing
 from edgesplit_cli.flash.medium import open_file
 writing.BLOCK = 1024
 content = bytes(range(256)) * 64
@@ -273,3 +273,10 @@ def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "system.img.sha256").write_text("<html>not found</html>")
     with pytest.raises(UsageError, match="lists no digest"):
         expected_digest(image, None)
+
+
+def test_a_disk_that_hangs_under_a_program_is_an_error_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mtools waits for a card that never answers: that is told like any other failure of the card."""
+    monkeypatch.setattr(programs, "TIMEOUT_S", 0.0)
+    with pytest.raises(OSError, match="got no answer"):
+        programs.run(["cat"], given=bytes(1 << 22))

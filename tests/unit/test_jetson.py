@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
+from edgesplit.identity import Claim, encode_claim
 from edgesplit_cli.jetson import flasher
 from edgesplit_cli.jetson.overlay import KIT, Network, Overlay, files
 from edgesplit_cli.jetson.rootfs import RECORD, Put, put_all, take_back
 from edgesplit_cli.jetson.tree import read_tree
+from edgesplit_cli.kit.description import FORMAT, Described, encode, listed
+from edgesplit_cli.main import cli
 from jetson_world import listing, make_tree
 
 PROFILE = "jetson-orin-nano"
@@ -206,3 +211,93 @@ def test_the_flasher_is_called_in_its_tree_and_its_failure_is_told(tmp_path: Pat
     (tree.path / "fails").touch()
     with pytest.raises(EdgeError, match="ended with 7"):
         flasher.run(tree, command)
+
+
+def kit_folder(folder: Path, python: str = "3.10") -> Path:
+    """A kit, as far as it is read."""
+    made = folder / "made-kit"
+    made.mkdir(exist_ok=True)
+    (made / "install.sh").write_text("exit 0\n")
+    (made / "wheels.tar").write_bytes(b"wheels")
+    described = Described(
+        format=FORMAT, version="1.0", python=python, machine="aarch64", glibc="2.28", extras=("agent",), needs_bytes=1,
+        wheels=(), files=listed({path.name: path for path in made.iterdir() if path.name != "kit.json"}),
+    )  # fmt: skip
+    (made / "kit.json").write_bytes(encode(described))
+    return made
+
+
+def claim_file(folder: Path) -> Path:
+    """For jet-1."""
+    file = folder / "claim.json"
+    file.write_bytes(
+        encode_claim(
+            Claim(device="jet-1", device_class=PROFILE, token="secret", controller_url="https://c:8443", ca_pem="x",
+                  tuf_root="{}", expires=2**40)
+        )
+    )  # fmt: skip
+    return file
+
+
+def flash(folder: Path, *words: str) -> Result:
+    """`edgectl flash` for that tree, with a claim and a kit that are there already."""
+    given = ["--kit", str(kit_folder(folder)), "--claim", str(claim_file(folder))]
+    start = ["--data", str(folder), "flash", "--device", PROFILE, "--bsp", str(folder / "Linux_for_Tegra")]
+    return CliRunner().invoke(cli, [*start, *([] if "--clean" in words else given), *words])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NVIDIA's tools are called as root alone")
+def test_the_command_prepares_prints_runs_and_cleans(tmp_path: Path) -> None:
+    """What it prints is what it runs."""
+    path = make_tree(tmp_path)
+    before = listing(path)
+    assert flash(tmp_path, "--dry-run", "--to", "sd").exit_code == 0
+    assert listing(path) == before
+
+    keys = tmp_path / "id.pub"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "id")], check=True)
+    named = ["--user", "ada", "--ssh-key", str(keys), "--accept-nvidia-license"]
+    told = json.loads(flash(tmp_path, *named, "--json").stdout)
+    assert (told["device"], told["python"], told["prepared"]) == ("jet-1", "3.10", True)
+    claim = path / "rootfs" / KIT / "claim.json"
+    assert b"secret" in claim.read_bytes() and claim.stat().st_mode & 0o077 == 0
+
+    ran = flash(tmp_path, *named, "--run", "--yes")
+    assert ran.exit_code == 0 and "sudo ./tools/kernel_flash" in ran.output
+    asked = (path / "asked").read_text().splitlines()
+    assert asked == [word for command in told["commands"] for word in command]
+    (path / "asked").unlink()
+    assert "as it was before" in flash(tmp_path, "--clean").output
+    assert listing(path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "/dev/sda"], "nvme, sd or usb"),
+        (["--ssh-key", "KEYS"], "--user"),
+        (["--image", "KEYS"], "is for cards"),
+        (["--user", "root"], "not a user"),
+        (["--hostname", "other"], "is for jet-1"),
+        (["--wifi", "net"], "--wifi-country"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_tree_is_touched(tmp_path: Path, words: list[str], said: str) -> None:
+    """With what to do."""
+    path = make_tree(tmp_path)
+    before = listing(path)
+    public = tmp_path / "id.pub"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "id")], check=True)
+    refused = flash(tmp_path, *(str(public) if word == "KEYS" else word for word in words))
+    assert isinstance(refused.exception, UsageError) and said in str(refused.exception)
+    assert listing(path) == before
+
+
+def test_jetpack_5_needs_an_interpreter_and_says_so(tmp_path: Path) -> None:
+    """Its own Python is too old, and a kit for another does not help."""
+    make_tree(tmp_path, 35, "3.8")
+    refused = CliRunner().invoke(
+        cli, ["--data", str(tmp_path), "flash", "--device", PROFILE, "--bsp", str(tmp_path / "Linux_for_Tegra")]
+    )
+    assert "--interpreter" in str(refused.exception)
+    assert "needs another" in str(flash(tmp_path).exception)

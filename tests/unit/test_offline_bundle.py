@@ -9,6 +9,7 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +28,7 @@ from edgesplit_agent.work import Work
 from edgesplit_cli.bundle.making import Wish, check_target, make_bundle
 from edgesplit_cli.bundle.writing import sink
 from trust_world import DAY
+from version_world import AgentRelease
 
 
 @pytest.fixture
@@ -314,6 +316,55 @@ def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleWorld, tmp_path: P
     assert not (stick / "chunks" / "ff" / "old").exists()
     assert (stick / "photos" / "mine.jpg").exists()
     assert len(list((stick / "targets" / "releases").iterdir())) == 1
+
+
+def test_a_bundle_that_the_controller_refuses_leaves_the_one_that_is_there(
+    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as good as it was."""
+    fleet.deploy(1)
+    stick = fleet.bundle(tmp_path / "stick")
+
+    def refuses(*_: object, **__: object) -> object:
+        raise UsageError("nothing is deployed")
+
+    monkeypatch.setattr(fleet, "post", refuses)
+    for to in (stick, tmp_path / "new", tmp_path / "new.tar"):
+        with pytest.raises(UsageError, match="deployed"):
+            fleet.bundle(to)
+    open_bundle(stick).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet", "stick"]
+
+
+def test_an_agent_release_is_left_to_an_agent_that_runs(fleet: BundleWorld, tmp_path: Path) -> None:
+    """It keeps no model's release from being taken."""
+    model = fleet.deploy(1)
+    fleet.deploy_agent(AgentRelease("0.3.0"), beside=model)
+    folder, identity = fleet.device_folder()
+    work = fleet.work(folder, identity)
+    said = take(work, fleet.bundle(tmp_path / "stick"))
+    assert fleet.agent[:12] in said and model[:12] not in said and work.look(model).staged
+
+
+@pytest.mark.parametrize("name", ["stick", "bundle.tar"])
+def test_the_kit_goes_beside_the_releases(fleet: BundleWorld, tmp_path: Path, name: str) -> None:
+    """As the folder `edgesplit`, which a stick and a card have alike; a bundle without one has it no more."""
+    fleet.deploy(1)
+    files = {one: tmp_path / one for one in ("install.sh", "kit.json")}
+    for one, path in files.items():
+        path.write_text(one)
+    to = tmp_path / name
+    asked = Wish(devices=("cam-1",), kit=SimpleNamespace(files=files, bytes=20), kit_for="Python 3.11 on aarch64")
+    with sink(to) as opened:
+        index = make_bundle(fleet, asked, opened, lambda done, of: None)
+    source = open_bundle(to)
+    assert source.read("edgesplit/install.sh", 99) == b"install.sh" and index.kit == "Python 3.11 on aarch64"
+    source.close()
+    fleet.bundle(to)
+    source = open_bundle(to)
+    with pytest.raises(FileNotFoundError):
+        source.read("edgesplit/install.sh", 99)
+    source.close()
 
 
 def test_a_tar_file_that_was_not_finished_is_not_there(fleet: BundleWorld, tmp_path: Path) -> None:

@@ -158,6 +158,20 @@ def test_nothing_else_is_changed_on_trial(world: World) -> None:
     assert trial.running == "", "the model is retired now"
 
 
+def test_a_version_that_a_bundle_brought_needs_no_broker(world: World) -> None:
+    """Where the version before reached none either, it is enough that it serves what was served."""
+    machine = on(world, A)
+    machine.offer(world.say(B)).settle(lambda now: isinstance(now.steps[-1], Verify))
+    machine.work._needs_broker = lambda: False  # type: ignore[method-assign]
+    world.again = 0
+    machine.settle(lambda now: world.again > 0)
+    machine.stop()
+
+    trial = world.start(online=False).settle()
+
+    assert world.runs(trial) == B.digest and Shelf(world.data).read().committed == B.digest
+
+
 def test_an_interrupted_trial_is_still_one(world: World) -> None:
     """Restarted by its operator before it was found healthy, five times: no reason to go back."""
     machine = on(world, A)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgesplit_cli.commands.fleet import not_well
 from edgesplit_controller.database import Behind, GatewayRow
 from edgesplit_controller.lease_tables import LeaseRow
 from edgesplit_controller.parts.looks import Look, Seen, broker_look, offload_look
@@ -141,3 +142,11 @@ def test_an_offload_server_that_does_not_answer_says_why(plain_server: str) -> N
     gone = offload_look("https://127.0.0.1:1", ssl.create_default_context(), child)()
     assert gone.state == "bad" and "does not answer" in gone.text and "started again 2 times" in gone.text
     assert offload_look(plain_server, ssl.create_default_context())().state == "bad"
+
+
+def test_the_command_line_says_what_is_not_well_and_nothing_else() -> None:
+    """`edgectl fleet`: a good part is no news."""
+    part = {"name": "broker", "subject": "", "state": "good", "text": "connected", "do": ""}
+    assert not_well([part]) == []
+    (shown,) = not_well([part, {**part, "state": "bad", "text": "refused", "do": "look at it"}])
+    assert shown.row_count == 1

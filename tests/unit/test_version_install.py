@@ -15,7 +15,9 @@ from edgesplit.errors import ModelRefused
 from edgesplit.release import Slice
 from edgesplit_agent.room import NoRoom
 from edgesplit_agent.versions.install import put_together
+from edgesplit_agent.versions.launch import start_of
 from edgesplit_agent.versions.shelf import Shelf
+from edgesplit_agent.versions.slots import Versions
 from wheels_world import archive, small_agent, wheel
 
 RELEASE = "d" * 64
@@ -42,7 +44,7 @@ def test_wheels_become_an_environment_of_their_own(shelf: Shelf) -> None:
     install(shelf, archive(small_agent("0.3.0"), MODULE, wheel("pip", "1.0", {"pip/__init__.py": ""})))
 
     asked = "import extra, importlib.util as u; print(extra.HERE, u.find_spec('pip'), u.find_spec('msgspec'))"
-    said = subprocess.run([shelf.python(RELEASE), "-I", "-c", asked], capture_output=True, text=True)
+    said = subprocess.run([shelf.python(RELEASE), "-I", "-B", "-c", asked], capture_output=True, text=True)
 
     assert said.stdout == "True None None\n", said.stderr
     assert shelf.damage(RELEASE) == ""
@@ -51,9 +53,14 @@ def test_wheels_become_an_environment_of_their_own(shelf: Shelf) -> None:
 
 
 def test_starting_a_version_does_not_change_it(shelf: Shelf) -> None:
-    """Its modules were compiled when it was installed: a start writes nothing that would look like damage."""
+    """Started as the launcher does, it writes nothing that would look like damage, its children neither."""
     install(shelf, archive(small_agent("0.3.0"), MODULE))
-    subprocess.run([shelf.python(RELEASE), "-I", "-c", "import extra, edgesplit_agent.versions.fitness"], check=True)
+    release = Versions(installed="0.1.0", committed=RELEASE)
+    command, environment = start_of(release, shelf, [], [], os.environ)
+    load = "import extra, edgesplit_agent.versions.fitness, subprocess, sys"
+    child = "subprocess.run([sys.executable, '-c', 'import extra'], check=True)"
+    flags = command[1 : command.index("-m")]
+    subprocess.run([command[0], *flags, "-c", f"{load}; {child}"], check=True, env=environment)
     assert shelf.damage(RELEASE) == ""
 
 
@@ -108,7 +115,7 @@ def test_an_installation_that_fails_leaves_nothing(shelf: Shelf, monkeypatch: py
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("compileall.compile_dir", full)
+    monkeypatch.setattr("edgesplit_agent.versions.install._unpack", full)
     with pytest.raises(OSError, match="No space"):
         install(shelf, archive(small_agent("0.3.0")))
     assert not list(shelf.folder.iterdir())

@@ -14,6 +14,7 @@ from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.release import decode_manifest
 from edgesplit_agent.activation import UNHEALTHY_STARTS
 from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.service.seen_version import versions
 from edgesplit_agent.versions import launch, slots
 from edgesplit_agent.versions.fitness import NEEDS_LAUNCHER, problem_with
 from edgesplit_agent.versions.launch import Launched, ready, start_of
@@ -22,9 +23,26 @@ from edgesplit_agent.versions.slots import INSTALLED, Versions
 from edgesplit_agent.versions.trial import OwnTrial, judge_own, looks_at, why_own
 from version_world import AgentRelease
 
+
+class Became(BaseException):
+    """In place of another program in this process."""
+
+
+def _become(*_: object) -> None:
+    raise Became
+
+
 OLD, NEW = "a" * 64, "b" * 64
 ON_OLD = Versions(installed="0.1.0", committed=OLD)
 TRYING = slots.activated(ON_OLD, NEW, ("digits",), 7, "0.1.0")
+
+
+def fresh(shelf: Shelf, release: str) -> Path:
+    """A folder for that release with an interpreter in it."""
+    part = shelf.fresh(release)
+    (part / "bin").mkdir()
+    (part / "bin" / "python").symlink_to(sys.executable)
+    return part
 
 
 def started(versions: Versions, times: int = 1) -> Versions:
@@ -192,7 +210,7 @@ def test_the_installed_version_starts_with_its_own_interpreter(tmp_path: Path) -
 def test_a_release_starts_isolated(tmp_path: Path) -> None:
     """A version that came as a release sees neither the user's modules nor a folder that happens to be current."""
     command, environment = start_of(TRYING, Shelf(tmp_path), [], ["launcher"], {"PYTHONPATH": "/elsewhere"})
-    assert command[:2] == [str(tmp_path / "versions" / NEW / "bin" / "python"), "-I"]
+    assert command[:3] == [str(tmp_path / "versions" / NEW / "bin" / "python"), "-I", "-B"]
     assert "PYTHONPATH" not in environment
     assert Launched.of(environment) == Launched(NEW, True, ("launcher",), launch.CONTRACT)
 
@@ -209,7 +227,7 @@ def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
 
     def put(release: str) -> None:
-        part = shelf.fresh(release)
+        part = fresh(shelf, release)
         (part / "module.py").write_text(release)
         (part / "link").symlink_to("module.py")
         shelf.adopt(part, release, "0.3.0")
@@ -220,6 +238,7 @@ def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
         lambda home: (home / "more.pth").write_text("import os"),
         lambda home: ((home / "link").unlink(), (home / "link").symlink_to("/tmp")),
         lambda home: (home / "installed.json").write_text("{"),
+        lambda home: ((home / "bin/python").unlink(), (home / "bin/python").symlink_to("/gone/python3.9")),
     ):
         put(OLD)
         put(NEW)
@@ -255,14 +274,55 @@ def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: 
     """The launcher sets an alarm that outlives it for a version on trial, and for no other."""
     alarms: list[int] = []
     monkeypatch.setattr("signal.alarm", alarms.append)
-    monkeypatch.setattr("os.execve", lambda *command: None)
+    monkeypatch.setattr("os.execve", _become)
     shelf = Shelf(tmp_path)
-    part = shelf.fresh(NEW)
+    part = fresh(shelf, NEW)
     shelf.adopt(part, NEW, "0.3.0")
     shelf.write(slots.activated(Versions(), NEW, (), 7, launch.__version__))
 
-    launch.main(["--data", str(tmp_path), "--trial-seconds", "20"])
-    shelf.write(slots.committed(shelf.read()))
-    launch.main(["--data", str(tmp_path)])
+    for more in (["--trial-seconds", "20"], []):
+        with pytest.raises(Became):
+            launch.main(["--data", str(tmp_path), *more])
+        shelf.write(slots.committed(shelf.read()))
 
     assert alarms == [20 + launch.STARTING_S, 0]
+
+
+def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that nothing may be started from: the version before starts in the same breath."""
+    asked: list[str] = []
+
+    def become(path: str, *_: object) -> None:
+        asked.append(path)
+        if path != sys.executable:
+            raise PermissionError(13, "Permission denied")
+        raise Became
+
+    monkeypatch.setattr("signal.alarm", lambda seconds: None)
+    monkeypatch.setattr("os.execve", become)
+    shelf = Shelf(tmp_path)
+    shelf.adopt(fresh(shelf, NEW), NEW, "0.3.0")
+    shelf.write(slots.activated(Versions(), NEW, (), 7, launch.__version__))
+
+    with pytest.raises(Became):
+        launch.main(["--data", str(tmp_path)])
+
+    assert asked == [str(shelf.python(NEW)), sys.executable]
+    assert shelf.read().bad == {NEW: "it cannot be started: Permission denied"}
+
+
+def test_a_doctor_tells_what_runs_and_what_was_given_up(tmp_path: Path) -> None:
+    """Which version the next start takes, whether it is whole, and why another does not run."""
+    shelf, folder = Shelf(tmp_path), DataFolder(tmp_path)
+    assert [one.level for one in versions(folder)] == ["good"]
+
+    part = fresh(shelf, OLD)
+    (part / "module.py").write_text("x = 1")
+    shelf.adopt(part, OLD, "0.3.0")
+    shelf.write(slots.given_up(TRYING, "it is silent"))
+    healthy, given_up = versions(folder)
+    assert (healthy.level, given_up.level) == ("good", "warning") and "it is silent" in given_up.said
+
+    (shelf.home(OLD) / "module.py").write_text("x = 2")
+    damaged = next(iter(versions(folder)))
+    assert damaged.level == "warning" and "module.py" in damaged.said

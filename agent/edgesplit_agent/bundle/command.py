@@ -20,6 +20,7 @@ from typing import Any
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.offline import Index
+from edgesplit.sizes import parse_size
 from edgesplit.trust import TrustStore
 from edgesplit_agent.bundle import wish
 from edgesplit_agent.bundle.carrier import Carrier
@@ -48,7 +49,17 @@ def add(commands: Any, status: Status) -> None:
     apply.add_argument(
         "--wait", type=int, default=WAIT_S, metavar="SECONDS", help=f"for an agent that runs (default {WAIT_S})"
     )
+    apply.add_argument(
+        "--store-quota", type=_size, metavar="SIZE", help="where no agent runs: as its own option of that name"
+    )
     apply.set_defaults(command=lambda options: _apply(options, status))
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -119,7 +130,7 @@ def _apply(options: argparse.Namespace, status: Status) -> int:
     except FolderHeld:
         return _ask(folder, bundle, options.wait, status)
     try:
-        said = take_here(folder, identity, bundle, _bar())
+        said = take_here(folder, identity, bundle, _bar(), options.store_quota)
     finally:
         folder.release()
     print(f"taken: {said or 'everything that this device shall run is here'}; it runs with the next start of the agent")
@@ -127,19 +138,23 @@ def _apply(options: argparse.Namespace, status: Status) -> int:
 
 
 def take_here(
-    folder: DataFolder, identity: Identity, bundle: Path, told: Callable[[int, int], None] = lambda done, of: None
+    folder: DataFolder,
+    identity: Identity,
+    bundle: Path,
+    told: Callable[[int, int], None] = lambda done, of: None,
+    quota_bytes: int | None = None,
 ) -> str:
     """Take a bundle into a folder that is held and on which no agent runs."""
-    work = at_rest(folder, identity)
+    work = at_rest(folder, identity, quota_bytes)
     work.told_of_bundle = told
     return str(work.take_bundle(str(bundle), lambda statement: None, lambda: False))
 
 
-def at_rest(folder: DataFolder, identity: Identity) -> Any:
+def at_rest(folder: DataFolder, identity: Identity, quota_bytes: int | None = None) -> Any:
     """The agent's own hands, with nothing loaded and nothing served."""
     from edgesplit_agent.work import Work
 
-    work = Work(folder, identity, _Idle(), ChunkStore(folder.chunks, folder.releases), _nothing_starts)
+    work = Work(folder, identity, _Idle(), ChunkStore(folder.chunks, folder.releases, quota_bytes), _nothing_starts)
     work.rest()
     return work
 
@@ -179,6 +194,8 @@ def _ask(folder: DataFolder, bundle: Path, wait_s: float, status: Status) -> int
                 seen = now["detail"]
                 print(f"waiting: {seen}", file=sys.stderr)
             bar(now.get("bytes", 0), now.get("of", 0))
+        elif wish.read(folder.bundle_wish) is None:
+            wish.put(folder.bundle_wish, asked)
         pause.wait(LOOK_S)
     raise LinkError(f"the agent has not taken it within {wait_s:.0f} s; it goes on by itself, `status` shows how far")
 

@@ -46,11 +46,16 @@ class Takes(Protocol):
 def ask(file: Path, bundle: Path) -> Wish:
     """Ask for that bundle. UsageError where the folder cannot be written."""
     wish = Wish(number=secrets.token_hex(8), path=str(bundle.absolute()))
+    put(file, wish)
+    return wish
+
+
+def put(file: Path, wish: Wish) -> None:
+    """Ask, or ask again: the agent may have cleared this one away with the one before it."""
     try:
         write_durably(file, msgspec.json.encode(wish))
     except OSError as error:
         raise UsageError(f"cannot ask the agent, whose folder this user may not write: {error.strerror}") from error
-    return wish
 
 
 def withdraw(file: Path, number: str) -> None:

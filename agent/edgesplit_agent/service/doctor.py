@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edgesplit.errors import EdgeError
-from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.folder import DataFolder
 from edgesplit_agent.sensors import ROOT as SYSFS
 from edgesplit_agent.service.findings import Finding, bad
 from edgesplit_agent.service.seen_here import agent_state, disk, files, memory, power, runtimes, system_service
-from edgesplit_agent.service.seen_papers import certificates, chain, claim
+from edgesplit_agent.service.seen_papers import certificates, chain, claim, known_identity
+from edgesplit_agent.service.seen_version import versions
 from edgesplit_agent.service.seen_way import way
 
 
@@ -22,7 +23,7 @@ def examine(data: Path, *, online: bool = True, sysfs: Path = SYSFS, now: float 
     """All findings, in the order in which things depend on each other."""
     folder, now = DataFolder(data), time.time() if now is None else now
     looks: list[Callable[[], Iterator[Finding]]] = [lambda: files(folder)]
-    identity = _identity(folder)
+    identity = known_identity(folder)
     if identity is None:
         looks.append(lambda: claim(folder, now, online=online))
     else:
@@ -30,15 +31,9 @@ def examine(data: Path, *, online: bool = True, sysfs: Path = SYSFS, now: float 
         looks += [lambda: certificates(folder, known, now), lambda: chain(folder, known, now)]
         if online:
             looks.append(lambda: way(folder, known, now))
-    looks += [lambda: disk(folder), memory, lambda: power(sysfs), runtimes, system_service, lambda: agent_state(folder)]
+    looks += [lambda: disk(folder), memory, lambda: power(sysfs), runtimes, system_service, lambda: versions(folder)]
+    looks.append(lambda: agent_state(folder))
     return [finding for look in looks for finding in _safely(look)]
-
-
-def _identity(folder: DataFolder) -> Identity | None:
-    try:
-        return folder.enrolled()
-    except OSError:
-        return None
 
 
 def _safely(look: Callable[[], Iterator[Finding]]) -> list[Finding]:

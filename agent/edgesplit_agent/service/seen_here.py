@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from edgesplit_agent.board import board
 from edgesplit_agent.endpoint import STATUS_PATH
-from edgesplit_agent.folder import DataFolder
+from edgesplit_agent.folder import DataFolder, Here
 from edgesplit_agent.room import RESERVE_BYTES
 from edgesplit_agent.sensors import read
+from edgesplit_agent.service.edge_tpu import edge_tpu
 from edgesplit_agent.service.findings import Finding, bad, good, warning
 from edgesplit_agent.service.unit import NAME
 
@@ -103,7 +106,7 @@ def power(sysfs: Path) -> Iterator[Finding]:
 
 
 def runtimes() -> Iterator[Finding]:
-    """What can run models here; nothing is loaded to find out."""
+    """What can run models here; no engine is loaded to find out."""
     found = []
     for module, name in ENGINES.items():
         if importlib.util.find_spec(module) is not None:
@@ -113,14 +116,7 @@ def runtimes() -> Iterator[Finding]:
         yield good("runtimes", ", ".join(found))
     else:
         yield bad("runtimes", "no engine for models is installed", "install edgesplit[agent], or the kit anew")
-    apex = [one for one in ("/dev/apex_0",) if Path(one).exists()]
-    locked = [one for one in apex if not os.access(one, os.R_OK | os.W_OK)]
-    if locked:
-        yield bad(
-            "accelerator", f"{locked[0]} cannot be opened by us", "usermod -aG apex edgesplit-agent, start it again"
-        )
-    elif apex:
-        yield good("accelerator", f"Edge TPU at {apex[0]}")
+    yield from edge_tpu()
 
 
 def system_service() -> Iterator[Finding]:
@@ -151,7 +147,7 @@ def agent_state(folder: DataFolder) -> Iterator[Finding]:
     if not _held_by_somebody(folder):
         yield warning("agent", "no agent runs on this folder", f"systemctl start {NAME}, or edgesplit-agent supervise")
         return
-    here = folder.here()
+    here = _here(folder)
     if here is None:
         yield warning("agent", "an agent runs and serves nobody yet", "it enrols or loads models: see its log")
         return
@@ -174,6 +170,13 @@ def agent_state(folder: DataFolder) -> Iterator[Finding]:
         yield warning(
             "session", f"no session with the broker: {broker.get('problem')}", "see broker above; it goes on alone"
         )
+
+
+def _here(folder: DataFolder) -> Here | None:
+    try:
+        return msgspec.json.decode((folder.path / "agent.json").read_bytes(), type=Here)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _ask(url: str) -> dict[str, Any]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 from cryptography import x509
 
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
@@ -17,6 +22,16 @@ from edgesplit_agent.service.seen_way import reach
 
 CLAIM = "claim.json"
 NEW_CLAIM = "edgectl device claim NAME --profile PROFILE --out FILE writes one; put it at {file}"
+
+
+def known_identity(folder: DataFolder) -> Identity | None:
+    """Who the device is. A file that is spoilt is left where it lies, for the agent to put aside."""
+    if not (folder.certificate_file.exists() and folder.ca_file.exists() and folder.key_file.exists()):
+        return None
+    for name in ("enrolled.json", "enrolled.copy.json"):
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode((folder.identity / name).read_bytes(), type=Identity)
+    return None
 
 
 def claim(folder: DataFolder, now: float, *, online: bool) -> Iterator[Finding]:
@@ -72,8 +87,10 @@ def chain(folder: DataFolder, identity: Identity, now: float) -> Iterator[Findin
         yield good("trust", "nothing was deployed here yet")
         return
     try:
-        found = verify_chain(TrustStore(folder.trust, root).proof(), root)
-    except EdgeError as error:
+        with tempfile.TemporaryDirectory(prefix="edgesplit-doctor-") as copy:  # a store repairs what it reads
+            shutil.copytree(folder.trust, Path(copy) / "trust")
+            found = verify_chain(TrustStore(Path(copy) / "trust", root).proof(), root)
+    except (EdgeError, shutil.Error) as error:
         yield bad(
             "trust",
             f"the chain on disk does not hold: {error}",

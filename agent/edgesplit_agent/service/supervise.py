@@ -51,7 +51,7 @@ class Supervisor:
         self._start_at = 0.0
 
     def serve(self) -> int:
-        """The loop; the exit code of the agent's last run, 0 where it ended as it was told to."""
+        """The loop; the exit code that the agent ends with when it is told to, 0 where none runs then."""
         adopt_orphans()
         self._catch_signals()
         code = 0
@@ -145,7 +145,7 @@ class Supervisor:
         self._later(math.inf if asked else ran_s)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
         log.warning("the agent ended %s after %.0f s; starting it again", how, ran_s)
-        return code
+        return 0
 
     def _later(self, ran_s: float) -> None:
         """Start again after a run of so many seconds."""

@@ -30,6 +30,7 @@ StartLimitIntervalSec=0
 Type=notify
 NotifyAccess=main
 Environment=PYTHONUNBUFFERED=1
+Environment=OPTIONS=
 EnvironmentFile=-/etc/edgesplit-agent.env
 ExecStart={prefix}/current/bin/edgesplit-agent launch --data {data} --claim {data}/claim.json --log-format json $OPTIONS
 Restart=always

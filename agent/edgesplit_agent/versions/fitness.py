@@ -1,6 +1,7 @@
 """A version's own word, before it ever runs: can it live with this launcher and this data folder?
 
-Run by the version before it, with this version's interpreter: that everything can be imported is half of the answer.
+Run by the version before it, with this version's interpreter: that everything can be loaded is half of the answer, and
+has it compiled.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", type=int, default=0)
     options = parser.parse_known_args(argv)[0]
     import edgesplit
-    import edgesplit_agent.main  # noqa: F401 - all of the agent, as it would be loaded
+    import edgesplit_agent.main  # noqa: F401 - as it is started
+    from edgesplit_agent.service.warming import warm
 
+    warm()
     print(json.dumps({"version": edgesplit.__version__, "problem": problem_with(options.launcher, options.format)}))
     return 0
 

@@ -2,13 +2,12 @@
 
 The wheels were verified as a release is; each is compared with its own record once more, and unpacked by the library
 `installer`. Nothing of a wheel is run here, with one exception, last: the new version's own interpreter says whether it
-could live here (`fitness`), as a model answers its golden inputs before it may run. The Python stays the one that the
-installed version runs on.
+could live here (`fitness`), as a model answers its golden inputs before it may run; what it loads for that stays
+compiled, and nothing is compiled later. The Python stays the one that the installed version runs on.
 """
 
 from __future__ import annotations
 
-import compileall
 import json
 import logging
 import shutil
@@ -38,7 +37,7 @@ WHEELS = 200
 NOT_NEEDED = "pip-"
 """A kit's installer brings it along for itself."""
 UNPACKED = 4
-"""An installed version takes so many times its wheels, compiled."""
+"""An installed version takes so many times its wheels."""
 UNPACKED_BYTES = 2 * 2**30
 FITNESS_S = 120.0
 """A slow card reads hundreds of megabytes of libraries for the first time."""
@@ -76,14 +75,13 @@ def _check_room(part: Path, version: str, packed: int) -> None:
 
 
 def _fill(part: Path, home: Path, archive: Path) -> None:
-    """An environment with all the wheels in it, compiled."""
+    """An environment with all the wheels in it."""
     _make_environment(part)
     with tempfile.TemporaryDirectory(prefix="wheels-", dir=part) as scratch:
         for wheel in _wheels(archive, Path(scratch)):
             if not wheel.name.startswith(NOT_NEEDED):
                 _unpack(wheel, part, home)
             wheel.unlink()
-    compileall.compile_dir(str(_site(part)), quiet=2, stripdir=str(part), prependdir=str(home))
 
 
 def _make_environment(part: Path) -> None:
@@ -142,7 +140,7 @@ def _site(home: Path) -> Path:
 
 def _check_fitness(part: Path, version: str, question: tuple[str, ...]) -> None:
     """ModelRefused unless the version starts, is the one that was signed, and can live here."""
-    command = [str(part / "bin" / "python"), "-I", "-B", "-m", "edgesplit_agent.versions.fitness", *question]
+    command = [str(part / "bin" / "python"), "-I", "-m", "edgesplit_agent.versions.fitness", *question]
     try:
         asked = subprocess.run(
             command, capture_output=True, text=True, timeout=FITNESS_S, stdin=subprocess.DEVNULL, cwd=part

@@ -88,10 +88,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if known.data is not None:  # else the agent says what is missing
         shelf = Shelf(known.data)
         versions = _begin(DataFolder(known.data), shelf)
-    command, environment = start_of(versions, shelf, options, launcher, os.environ)
     Manager.of(dict(os.environ)).alive()  # hundreds of files were read: the agent has its whole time to begin
-    signal.alarm(math.ceil(known.trial_seconds) + STARTING_S if versions.trial else 0)
-    os.execve(command[0], command, environment)
+    while True:
+        command, environment = start_of(versions, shelf, options, launcher, os.environ)
+        signal.alarm(math.ceil(known.trial_seconds) + STARTING_S if versions.trial else 0)
+        try:
+            os.execve(command[0], command, environment)
+        except OSError as error:  # a file system that nothing may be started from, another machine's interpreter
+            if not versions.running:
+                raise
+            log.error("agent release %s does not start: %s", versions.running[:12], error)
+            versions = _kept(shelf, slots.damaged(versions, f"it cannot be started: {error.strerror}"))
 
 
 def _begin(folder: DataFolder, shelf: Shelf) -> Versions:
@@ -136,16 +143,18 @@ def start_of(
         CONTRACT_IS: str(CONTRACT),
     }  # fmt: skip
     # A version that came as a release sees nothing but itself: no folder of the user's, no module beside it.
-    python = [str(shelf.python(versions.running)), "-I"] if versions.running else [sys.executable]
+    # And it writes nothing beside its modules, for `damage` to find.
+    python = [str(shelf.python(versions.running)), "-I", "-B"] if versions.running else [sys.executable]
     inherited = plain_environment(environment)
     if versions.running:
         inherited = {name: value for name, value in inherited.items() if name not in _PYTHON}
+        inherited |= {"PYTHONDONTWRITEBYTECODE": "1"}  # of the processes that it starts
     return [*python, "-m", "edgesplit_agent.main", "run", *options], {**inherited, **told}
 
 
 def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Without what a launcher has told."""
-    return {name: value for name, value in environment.items() if name not in _OURS}
+    return {name: value for name, value in environment.items() if name not in (*_OURS, "PYTHONDONTWRITEBYTECODE")}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -83,6 +83,11 @@ class OwnVersion:
         return frozenset(self._known.served)
 
     @property
+    def offline(self) -> bool:
+        """Had the version before the one on trial no broker?"""
+        return self._known.offline
+
+    @property
     def running(self) -> dict[str, str]:
         """What this process is, as a model's release is told."""
         return {AGENT: self.release} if self.release else {}
@@ -135,12 +140,12 @@ class OwnVersion:
             self._keep(slots.refused(self._known, opened.digest, str(refusal), counter))
             raise
 
-    def activate(self, manifest: Manifest, release: str, served: Iterable[str], counter: int) -> None:
+    def activate(self, manifest: Manifest, release: str, served: Iterable[str], counter: int, *, online: bool) -> None:
         """From the next start on, which follows at once."""
         if not is_agent(manifest):
             raise TrustError(f"release {release[:12]} is of {manifest.model}, and no agent")
         models = tuple(model for model in served if model != AGENT)
-        self._keep(slots.activated(self._known, release, models, counter, __version__))
+        self._keep(slots.activated(self._known, release, models, counter, __version__, offline=not online))
         log.warning("the agent starts again, as release %s", release[:12])
         self._restart()
 

@@ -91,6 +91,8 @@ class Shelf:
     def damage(self, release: str) -> str:
         """How the version on disk differs from what was installed; empty where it does not."""
         home = self.home(release)
+        if not self.python(release).exists():  # a link into the system, which may have another Python by now
+            return "its interpreter is gone"
         try:
             listed = msgspec.json.decode((home / LIST_FILE).read_bytes(), type=Installed).files
             there = _listed(home)

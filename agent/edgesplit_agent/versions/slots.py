@@ -37,6 +37,8 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the statement under which the last one was tried, or refused."""
     served: tuple[str, ...] = ()
     """The models that answered before the trial, and must again."""
+    offline: bool = False
+    """There was no broker before the trial, as where a bundle brought the version: so none is demanded of it."""
 
     @property
     def running(self) -> str:
@@ -59,7 +61,7 @@ def given_up(versions: Versions, reason: str) -> Versions:
         return versions
     bad = {**versions.bad, versions.running: reason}
     committed = versions.committed if versions.trial else INSTALLED
-    return _replace(versions, committed=committed, trial=INSTALLED, starts=0, bad=bad, served=())
+    return _replace(versions, committed=committed, trial=INSTALLED, starts=0, bad=bad, served=(), offline=False)
 
 
 def damaged(versions: Versions, reason: str) -> Versions:
@@ -70,18 +72,21 @@ def damaged(versions: Versions, reason: str) -> Versions:
     return _replace(versions, committed=INSTALLED, starts=0)
 
 
-def activated(versions: Versions, release: str, served: tuple[str, ...], counter: int, installed: str) -> Versions:
+def activated(
+    versions: Versions, release: str, served: tuple[str, ...], counter: int, installed: str, *, offline: bool = False
+) -> Versions:
     """From the next start on this release runs: on trial, unless it is the one that was found healthy already.
 
     `counter` is of the statement that asks for it; `installed` the version beside which it is tried."""
     trial = INSTALLED if release == versions.committed else release
     installed = versions.installed or installed
-    return _replace(versions, installed=installed, trial=trial, starts=0, served=tuple(sorted(served)), counter=counter)
+    tried = _replace(versions, installed=installed, trial=trial, starts=0, counter=counter)
+    return _replace(tried, served=tuple(sorted(served)), offline=offline)
 
 
 def committed(versions: Versions) -> Versions:
     """What runs was found healthy."""
-    return _replace(versions, committed=versions.running, trial=INSTALLED, starts=0, served=())
+    return _replace(versions, committed=versions.running, trial=INSTALLED, starts=0, served=(), offline=False)
 
 
 def refused(versions: Versions, release: str, reason: str, counter: int) -> Versions:

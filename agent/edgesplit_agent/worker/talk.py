@@ -161,6 +161,8 @@ class Channel(Generic[T]):
 
     def __init__(self, end: socket.socket, kind: type[T]) -> None:
         self._socket = end
+        end.settimeout(None)
+        self._timeout_s: float | None = None
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -173,7 +175,7 @@ class Channel(Generic[T]):
         raw = self._encoder.encode(message)
         if len(raw) > MESSAGE_BYTES:
             raise MalformedMessage(f"a message of {len(raw)} bytes to or from a worker, at most {MESSAGE_BYTES}")
-        self._socket.settimeout(timeout_s)
+        self._allow(timeout_s)
         if files:
             socket.send_fds(self._socket, [raw], list(files))
         else:
@@ -182,12 +184,12 @@ class Channel(Generic[T]):
     def receive(self, timeout_s: float | None = None) -> T:
         """The next message. TimeoutError; EOFError where the other end is gone; MalformedMessage. Descriptors that come
         with it are not taken."""
-        self._socket.settimeout(timeout_s)
+        self._allow(timeout_s)
         return self._decoded(self._socket.recv(MESSAGE_BYTES))
 
     def receive_files(self) -> tuple[T, list[int]]:
         """The next message, whenever it comes, with its descriptors, which are the caller's to close."""
-        self._socket.settimeout(None)
+        self._allow(None)
         raw, files, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, MOST_FILES)
         try:
             return self._decoded(raw), files
@@ -204,6 +206,12 @@ class Channel(Generic[T]):
     def close(self) -> None:
         """Give the descriptor back. Nobody may be sending or receiving."""
         self._socket.close()
+
+    def _allow(self, timeout_s: float | None) -> None:
+        """The next call may take so long; a worker, who waits for ever, tells the kernel once."""
+        if timeout_s != self._timeout_s:
+            self._socket.settimeout(timeout_s)
+            self._timeout_s = timeout_s
 
     def _decoded(self, raw: bytes) -> T:
         if not raw:

@@ -18,11 +18,12 @@ from edgesplit.errors import EdgeError, LinkError, NotFound, UsageError
 from edgesplit.names import device_name
 from edgesplit_cli.adopt import carrying, verdict
 from edgesplit_cli.adopt.becoming_root import AskPassword, AsRoot
-from edgesplit_cli.adopt.hosts import proposed_name
+from edgesplit_cli.adopt.hosts import Host, proposed_name
 from edgesplit_cli.adopt.ssh import Ssh, last
-from edgesplit_cli.adopt.survey import DATA, LOOK_AS_ROOT, PREFIX, Survey, parse_installed, survey
+from edgesplit_cli.adopt.survey import DATA, LOOK_AS_ROOT, PREFIX, Installed, Survey, parse_installed, survey
 from edgesplit_cli.api import Api
 from edgesplit_cli.claims import ClaimWish, make_claim
+from edgesplit_cli.flash.orders import unreachable
 from edgesplit_cli.show import plain
 
 CLAIM, INSTALLER = "claim.json", "install.sh"
@@ -104,6 +105,8 @@ class Adopted:
     """The device's at the controller, where that was waited for."""
     start: str = ""
     """What starts the agent there, where no service does."""
+    warning: str = ""
+    """Why it may not find the controller."""
 
 
 @dataclass(slots=True)
@@ -128,14 +131,7 @@ class Adoption:
         means = verdict.means(seen, interpreter=wish.interpreter)
         root = AsRoot.on(ssh, verdict.root_by(seen), self.ask_password)
         there = parse_installed(root.run(LOOK_AS_ROOT, wish.prefix, wish.data).out)
-        verdict.check_ours(there, self.authority, host.name)
-        name = there.device or device_name(host.name or proposed_name(plain(seen.host)))
-        known = bool(there.device) and self._state(name) not in ("", "revoked", "claimed")
-        if there.device and not known:
-            raise UsageError(
-                f"it was device {name!r}, whom the controller does not know any more: `edgectl adopt {host.target}"
-                " --remove --purge`, then adopt it anew"
-            )
+        name, known = self._who(there, host, seen)
         device_class = "" if known else host.device_class or verdict.device_class(seen, coral=wish.coral)
         self.told("making the kit")
         kit = self.kit_for(means, seen, wish.coral)
@@ -150,10 +146,22 @@ class Adoption:
             verdict.check_room(seen, _to_copy(kit, copied), kit.needs_bytes)
             return done
         if step != "nothing":
-            self._install(ssh, root, seen, kit, name, device_class)
+            done = replace(done, warning=self._install(ssh, root, seen, kit, name, device_class))
         if means.service and wish.service:
             return self._waited(done)
         return replace(done, start=START.format(prefix=wish.prefix, data=wish.data))
+
+    def _who(self, there: Installed, host: Host, seen: Survey) -> tuple[str, bool]:
+        """Its name, and whether the controller knows it by that already. UsageError where it is not ours to take."""
+        verdict.check_ours(there, self.authority, host.name)
+        name = there.device or device_name(host.name or proposed_name(plain(seen.host)))
+        known = bool(there.device) and self._state(name) not in ("", "revoked", "claimed")
+        if there.device and not known:
+            raise UsageError(
+                f"it was device {name!r}, whom the controller does not know any more: `edgectl adopt {host.target}"
+                " --remove --purge`, then adopt it anew"
+            )
+        return name, known
 
     def remove(self, ssh: Ssh, installer: Path, *, purge: bool) -> Adopted:
         """Undo it there; with `purge` also forget who the device was. The controller is told nothing."""
@@ -174,27 +182,32 @@ class Adoption:
             system=plain(seen.os_name)[:80],
         )  # fmt: skip
 
-    def _install(self, ssh: Ssh, root: AsRoot, seen: Survey, kit: Kit, name: str, device_class: str) -> None:
-        """`device_class`: of a device to come; empty where it has its identity."""
-        host, wish = ssh.host, self.wish
+    def _install(self, ssh: Ssh, root: AsRoot, seen: Survey, kit: Kit, name: str, device_class: str) -> str:
+        """`device_class`: of a device to come; empty where it has its identity. Why it may not find the controller."""
         copied = carrying.standing(ssh)
         verdict.check_room(seen, _to_copy(kit, copied), kit.needs_bytes)
         self.told("copying", 0, kit.bytes)
         carrying.carry(ssh, kit.files, copied, lambda done, of: self.told("copying", done, of))
-        claim: list[str] = []
+        words = ["--coral"] if self.wish.coral else []
+        if not (self.wish.service and seen.systemd):
+            words.append("--no-service")
+        warning = ""
         if device_class:
-            self.told("claiming")
-            asked = ClaimWish(
-                device=name, device_class=device_class, link=host.link or wish.link, group=host.group or None,
-                labels=host.labels, replace=wish.replace,
-            )  # fmt: skip
-            carrying.put_secret(ssh, CLAIM, make_claim(self.controller, asked).encode())
-            claim = ["--claim", f"{copied.stage}/{CLAIM}"]
+            claim = self._claim(ssh.host, name, device_class)
+            warning = unreachable(claim)
+            carrying.put_secret(ssh, CLAIM, claim)
+            words += ["--claim", f"{copied.stage}/{CLAIM}"]
         self.told("installing")
-        coral = ["--coral"] if wish.coral else []
-        self._run_installer(
-            root, copied.stage, [*claim, *([] if wish.service and seen.systemd else ["--no-service"]), *coral]
-        )
+        self._run_installer(root, copied.stage, words)
+        return warning
+
+    def _claim(self, host: Host, name: str, device_class: str) -> bytes:
+        self.told("claiming")
+        asked = ClaimWish(
+            device=name, device_class=device_class, link=host.link or self.wish.link, group=host.group or None,
+            labels=host.labels, replace=self.wish.replace,
+        )  # fmt: skip
+        return make_claim(self.controller, asked).encode()
 
     def _run_installer(self, root: AsRoot, stage: str, words: list[str]) -> None:
         """Nothing that was copied stays; where the connection is lost, the next call finds it and goes on."""

@@ -30,6 +30,8 @@ MOST_BYTES = 1 << 20
 """Of what one command says; more is an error."""
 BLOCK = 1 << 16
 SSH_FAILED = 255
+_HOLD = "exec cat >/dev/null"
+"""What the shared connection runs: it ends with our end of the pipe, however we end."""
 _KEPT_LINES = 20
 
 
@@ -74,6 +76,8 @@ class Ssh:
 
     def close(self) -> None:
         """End the connection, whatever state it is in."""
+        if self._master is not None and self._master.stdin is not None:
+            self._master.stdin.close()
         if self._master is not None and self._master.poll() is None:
             self._master.terminate()
             try:
@@ -123,8 +127,8 @@ class Ssh:
         log = self._folder / "log"
         with log.open("wb") as err:
             self._master = subprocess.Popen(
-                [*self._argv(ours), "-N", "--", self.host.target],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
+                [*self._argv(ours), "--", self.host.target, _HOLD],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=err,
             )  # fmt: skip
         until, pause = monotonic() + LONGEST_CONNECT_S, threading.Event()
         while not (self._folder / "s").exists():

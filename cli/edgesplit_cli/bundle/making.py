@@ -63,7 +63,7 @@ def make_bundle(api: Controller, wish: Wish, to: Sink, progress: Progress) -> In
         release: {sha256: size for sha256, size in need.items() if not to.has(chunk_path(sha256), size, sha256)}
         for release, need in needs.items()
     }
-    to.check_room(_bytes_to_write(lacking, files, wish.kit))
+    to.begin(_bytes_to_write(lacking, files, wish.kit))
     for path, raw in files.items():
         to.put(path, raw)
     kit_names = _put_kit(to, wish.kit)

@@ -36,8 +36,8 @@ class Sink(Protocol):
         """Write one that lies here."""
         ...
 
-    def check_room(self, need: int) -> None:
-        """UsageError where so many more bytes do not fit."""
+    def begin(self, need: int) -> None:
+        """From now on it is written; UsageError where so many more bytes do not fit, and then all is as it was."""
         ...
 
     def finish(self, keep: Collection[str], index: bytes) -> None:
@@ -62,11 +62,6 @@ class FolderSink:
         self._folder = folder
 
     def __enter__(self) -> FolderSink:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / INDEX).unlink(missing_ok=True)  # until it is whole again
-        except OSError as error:
-            raise _meaning(error, self._folder) from error
         return self
 
     def __exit__(
@@ -109,9 +104,14 @@ class FolderSink:
             part.unlink(missing_ok=True)
             raise _meaning(error, self._folder) from error
 
-    def check_room(self, need: int) -> None:
+    def begin(self, need: int) -> None:
         """As `Sink` says."""
-        _check_room(self._folder, need)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _check_room(self._folder, need)
+            (self._folder / INDEX).unlink(missing_ok=True)  # until it is whole again
+        except OSError as error:
+            raise _meaning(error, self._folder) from error
 
     def finish(self, keep: Collection[str], index: bytes) -> None:
         """As `Sink` says. Only in the folders that a bundle is made of is anything dropped."""
@@ -174,9 +174,13 @@ class TarSink:
         except OSError as error:
             raise _meaning(error, self._file) from error
 
-    def check_room(self, need: int) -> None:
+    def begin(self, need: int) -> None:
         """As `Sink` says."""
-        _check_room(self._file.absolute().parent, need)
+        try:
+            _check_room(self._file.absolute().parent, need)
+            self._archive = tarfile.open(self._part, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
+        except OSError as error:
+            raise _meaning(error, self._file) from error
 
     def finish(self, keep: Collection[str], index: bytes) -> None:
         """As `Sink` says."""

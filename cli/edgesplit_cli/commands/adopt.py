@@ -243,6 +243,8 @@ def _say(outcome: Outcome, given: dict[str, Any]) -> None:
     online = f", {done.state}" if done.state else ""
     version = f" edgesplit {done.version}" if done.version else ""
     click.echo(f"{done.host}: {done.device or 'no device'} {what},{version}{online} ({done.system})")
+    if done.warning:
+        click.echo(f"edgectl: {done.warning}", err=True)
     if done.start:
         click.echo(f"there is no service: start it there, as its own user, with `{done.start}`")
     if given["removes"] and done.device:

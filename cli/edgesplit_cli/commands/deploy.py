@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +115,10 @@ def deploy(
         "encrypt": encrypt,
         "recut": recut,
         "rollout": terms,
+        **({"codecs": list(codecs)} if codecs else {}),
+        **({"offload": offload} if offload else {}),
     }
-    if codecs:
-        body["codecs"] = list(codecs)
-    if offload:
-        body["offload"] = offload
-    with console().status(Text(f"planning, cutting and signing {model}")) if not as_json else _nothing():
-        made = api.post("/v1/deployments", {**body, "elsewhere": bool(sign_with)})
-    if "next_targets" in made:
-        made = api.post("/v1/deployments/signed", {**body, **sign_release(made, sign_with, yes)})
-    elif sign_with:
-        click.echo("nothing was to be signed here: the controller has the release key, or knew the release", err=True)
+    made = _made(api, body, sign_with, yes, quiet=as_json)
     if replan:
         set_policy(api, model, targets, replan)
     if as_json:
@@ -132,22 +126,7 @@ def deploy(
             wait_for(api, made["rollout"], wait_s)
         print_json(made)
         return
-    encrypted = "  encrypted" if made["encrypted"] else ""
-    console().print(f"release {made['release'][:16]}…  of {made['model']}{encrypted}  to {', '.join(made['devices'])}")
-    console().print(f"  {_signature(made)}")
-    for plan in made["plans"]:
-        rows = ", ".join(
-            row["name"]
-            + (f" (after {row['after']})" if row.get("after") and row["name"] != "local" else "")
-            + (_beyond(row) if plan.get("tiers") else "")
-            for row in plan["rows"]
-        )
-        console().print(f"  {plan['device_class']}: {rows}", soft_wrap=True, markup=False)
-        for row in plan["rows"]:
-            if told := loss_told(row):
-                console().print(f"    {row['name']}: {told}")
-    for other in made["supersedes"]:
-        console().print(f"  takes {other['devices']} devices over from rollout {other['rollout']}")
+    _print(made)
     if wait_s:
         wait_for(api, made["rollout"], wait_s)
         return
@@ -155,6 +134,38 @@ def deploy(
         f"Rollout {made['rollout']}: `edgectl rollout status --watch` follows it, `edgectl device list` shows"
         " who runs what."
     )
+
+
+def _made(api: Api, body: dict[str, Any], sign_with: tuple[str, ...], yes: bool, *, quiet: bool) -> dict[str, Any]:
+    """What the controller made of it, signed here where the key is here."""
+    with nullcontext() if quiet else console().status(Text(f"planning, cutting and signing {body['model']}")):
+        made: dict[str, Any] = api.post("/v1/deployments", {**body, "elsewhere": bool(sign_with)})
+    if "next_targets" in made:
+        made = api.post("/v1/deployments/signed", {**body, **sign_release(made, sign_with, yes)})
+    elif sign_with:
+        click.echo("nothing was to be signed here: the controller has the release key, or knew the release", err=True)
+    return made
+
+
+def _print(made: dict[str, Any]) -> None:
+    """The release, its plans, and what the rollout takes over."""
+    encrypted = "  encrypted" if made["encrypted"] else ""
+    console().print(f"release {made['release'][:16]}…  of {made['model']}{encrypted}  to {', '.join(made['devices'])}")
+    console().print(f"  {_signature(made)}")
+    for plan in made["plans"]:
+        rows = ", ".join(_row(row, through_gateway=bool(plan.get("tiers"))) for row in plan["rows"])
+        console().print(f"  {plan['device_class']}: {rows}", soft_wrap=True, markup=False)
+        for row in plan["rows"]:
+            if told := loss_told(row):
+                console().print(f"    {row['name']}: {told}")
+    for other in made["supersedes"]:
+        console().print(f"  takes {other['devices']} devices over from rollout {other['rollout']}")
+
+
+def _row(row: dict[str, Any], *, through_gateway: bool) -> str:
+    """A row of a plan, and where it cuts."""
+    after = f" (after {row['after']})" if row.get("after") and row["name"] != "local" else ""
+    return str(row["name"]) + after + (_beyond(row) if through_gateway else "")
 
 
 def sign_release(prepared: dict[str, Any], uris: tuple[str, ...], yes: bool) -> dict[str, Any]:
@@ -221,9 +232,3 @@ def _beyond(row: dict[str, Any]) -> str:
     remote, hops = row.get("remote", []), row.get("hops", [])
     cloud = len(hops[0]["remote"]) if hops else 0
     return f" [gateway {len(remote) - cloud}, cloud {cloud}]" if remote else ""
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...

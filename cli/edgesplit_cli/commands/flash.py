@@ -10,6 +10,7 @@ import click
 from edgesplit.errors import UsageError
 from edgesplit_cli.flash.session import Session
 from edgesplit_cli.flash.shown import show_disks
+from edgesplit_cli.jetson.session import flash_jetson, is_jetson
 from edgesplit_cli.quantities import LIFE
 from edgesplit_cli.show import json_option
 
@@ -18,10 +19,17 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--device", default=None, metavar="PROFILE", help="raspberrypi3b+, raspberrypi4 or raspberrypi5.")
+@click.option(
+    "--device", default=None, metavar="PROFILE", help="raspberrypi3b+, raspberrypi4, raspberrypi5 or jetson-orin-nano."
+)
 @click.option("--image", type=FILE, default=None, help="The system's image: .img, or packed as .xz, .zst or .gz.")
 @click.option("--sha256", default=None, metavar="HEX", help="Of the image file. [default: IMAGE.sha256 or SHA256SUMS]")
-@click.option("--to", default=None, metavar="FILE|/dev/sdX", help="The card, or an image file; {hostname} in a batch.")
+@click.option(
+    "--to",
+    default=None,
+    metavar="FILE|/dev/sdX|nvme|sd|usb",
+    help="The card, or an image file; {hostname} in a batch. Of a Jetson: its own medium.",
+)
 @click.option("--hostname", default=None, help="Its name, in the network and at the controller. [default: made up]")
 @click.option("--group", default=None, help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
@@ -39,6 +47,15 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--with", "extras", multiple=True, metavar="EXTRA", help="What the agent has besides, as in tflite.")
 @click.option("--wheelhouse", type=FOLDER, default=None, help="Make the kit of these wheels alone: no network.")
 @click.option("--interpreter", type=FILE, default=None, help="A Python for the kit (see `edgectl kit build`).")
+@click.option("--coral", is_flag=True, help="There is a Coral Edge TPU: install libedgetpu too.")
+@click.option("--coral-deb", "coral_debs", multiple=True, type=FILE, help="The libedgetpu1 package, and what it needs.")
+@click.option("--bsp", type=FOLDER, default=None, help="Jetson: NVIDIA's Linux_for_Tegra, with its root file system.")
+@click.option(
+    "--board", default=None, metavar="CONFIG", help="Jetson: NVIDIA's board configuration. [default: by --device]"
+)
+@click.option("--run", is_flag=True, help="Jetson: call NVIDIA's flasher, in place of printing how.")
+@click.option("--accept-nvidia-license", is_flag=True, help="Jetson: NVIDIA's script for --user does not ask.")
+@click.option("--clean", is_flag=True, help="Jetson: put the tree back as it was.")
 @click.option("--batch", type=FILE, default=None, metavar="CSV", help="One card for each line: hostname,group,labels.")
 @click.option("--fixed-disk", is_flag=True, help="The target is a disk that is built into this machine.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -53,10 +70,20 @@ def flash(data: Path, /, list_disks: bool, as_json: bool, **asked: Any) -> None:
 
     The image is checked, written and read back; what its first boot needs is put onto the boot partition: the agent's
     offline installer, a one-time claim, its name and network. A card that fails halfway boots nowhere.
+
+    A Jetson is flashed by NVIDIA's own tools: --bsp names their tree, which gets the same files; its commands follow.
     """
     if list_disks:
         show_disks(as_json)
         return
+    if is_jetson(asked["device"]):
+        if asked["coral"] or asked["coral_debs"]:
+            raise UsageError("--coral is for Raspberry Pi cards: on a Jetson that runs, `edgectl adopt --coral`")
+        flash_jetson(data, as_json, asked)
+        return
+    for name in ("bsp", "board", "run", "accept_nvidia_license", "clean"):
+        if asked[name]:
+            raise UsageError(f"--{name.replace('_', '-')} is for Jetson boards (--device jetson-orin-nano)")
     for name in ("device", "image", "to"):
         if asked[name] is None:
             raise UsageError(f"say --{name}; `edgectl flash --list` shows the disks that a card could be")

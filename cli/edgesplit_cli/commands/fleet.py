@@ -24,13 +24,13 @@ EVERY_S = 2.0
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.pass_obj
 def fleet(data: Path, as_json: bool, watch: bool) -> None:
-    """The fleet at a glance: health, versions, cuts in use, fallbacks, failures by cause."""
+    """The fleet at a glance: health, versions, cuts in use, fallbacks, failures by cause, parts that are not well."""
     api = Api.of(data)
     if as_json and not watch:
         print_json(api.get("/v1/fleet"))
         return
     if not watch:
-        console().print(overview(plain(api.get("/v1/fleet"))))
+        console().print(_screen(api))
         return
     if as_json:
         while True:
@@ -38,8 +38,13 @@ def fleet(data: Path, as_json: bool, watch: bool) -> None:
             time.sleep(EVERY_S)
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
-            live.update(overview(plain(api.get("/v1/fleet"))), refresh=True)
+            live.update(_screen(api), refresh=True)
             time.sleep(EVERY_S)
+
+
+def _screen(api: Api) -> Group:
+    seen = plain(api.get("/v1/fleet"))
+    return Group(overview(seen), *not_well(plain(api.get("/v1/parts"))))
 
 
 def overview(seen: Mapping[str, Any]) -> Group:
@@ -50,6 +55,16 @@ def overview(seen: Mapping[str, Any]) -> Group:
     wrong = seen["conditions"]
     parts.append(conditions(wrong, seen["at"]) if wrong else Text("nothing is wrong", "green"))
     return Group(*parts)
+
+
+def not_well(parts: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Parts of the installation that are not well, and what to do; nothing where all are."""
+    rows = [
+        (Text(f"{one['name']} {one['subject']}".strip(), "red"), one["state"], one["text"], one["do"])
+        for one in parts
+        if one["state"] != "good"
+    ]
+    return [table(("part", "is", "what is known", "do"), rows, title="parts")] if rows else []
 
 
 def states(devices: Mapping[str, Any]) -> Text:

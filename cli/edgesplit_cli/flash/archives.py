@@ -24,7 +24,7 @@ import zstandard
 from edgesplit.errors import TrustError, UsageError
 
 BLOCK = 4 << 20
-ZSTD_BITE = 4 << 10
+ZSTD_BITE = 1 << 10
 SECTOR = 512
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 LISTED = re.compile(r"([0-9a-fA-F]{64})(?: [ *](.+))?")
@@ -106,13 +106,19 @@ def in_the_clear(image: Path, scratch: Path, told: Told) -> Iterator[Path]:
     """A path under which the image's own bytes are read, for as long as this lasts."""
     kind = compression(image)
     if not kind:
-        _whole_sectors(image.name, image.stat().st_size)
-        yield image
+        with image.open("rb") as opened:  # held: a file of that name may be another by and by
+            _whole_sectors(image.name, os.fstat(opened.fileno()).st_size)
+            yield _path(opened)
         return
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=scratch) as clear:
         _unpack(image, kind, clear, scratch, told)
-        yield Path(f"/proc/{os.getpid()}/fd/{clear.fileno()}")
+        yield _path(clear)
+
+
+def _path(opened: IO[bytes]) -> Path:
+    """Where other programs find an open file: a path in which nothing of its name means anything to them."""
+    return Path(f"/proc/{os.getpid()}/fd/{opened.fileno()}")
 
 
 def _unpack(image: Path, kind: str, clear: IO[bytes], scratch: Path, told: Told) -> None:

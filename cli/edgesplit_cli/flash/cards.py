@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.flash import kernel_line, rootfs
@@ -16,7 +15,7 @@ from edgesplit_cli.flash.boot_files import CARD, BootFiles
 from edgesplit_cli.flash.fat import Fat, FatFailed, taken_out
 from edgesplit_cli.flash.formats import Found, detect
 from edgesplit_cli.flash.medium import Medium, failed
-from edgesplit_cli.flash.partitions import HEAD_BYTES, SECTOR, Table, read_table
+from edgesplit_cli.flash.partitions import HEAD_BYTES, Table, read_table
 from edgesplit_cli.flash.putting import check_files, put_files
 from edgesplit_cli.flash.writing import finish, verify, write_image
 
@@ -70,8 +69,8 @@ def look(clear: Path, name: str) -> Image:
         issue = fat.read(ISSUE).decode("utf-8", "replace") if fat.has(ISSUE) else ""
         found = detect(names, issue, rootfs.look(str(clear), table.root))
         line = fat.read(kernel_line.NAME)
-    except FatFailed as error:
-        raise UsageError(f"{name}: its boot partition cannot be read ({error})") from error
+    except (FatFailed, OSError) as error:
+        raise UsageError(f"{name}: its boot partition cannot be read ({_why(error)})") from error
     kernel_line.parameters(line)
     return Image(str(clear), name, size, table, found, names, line)
 
@@ -111,24 +110,19 @@ def whose(path: Path) -> str:
 
 
 def _before_partitions(image: Image) -> int:
-    return max(SECTOR, min(image.table.start, image.size))
+    """The bytes that are held back: the table, and what else lies before the first partition."""
+    return image.table.start
 
 
 def _check_boot(image: Image, medium: Medium, files: BootFiles, scratch: Path, told: Told) -> None:
     try:
         medium.forget()
-        with _reading(medium) as source, taken_out(image.boot(medium.path), source, scratch) as copy:
+        with open(medium.path, "rb") as source, taken_out(image.boot(medium.path), source, scratch) as copy:
             told(1, 2)
             check_files(copy, files)
             told(2, 2)
     except (FatFailed, OSError) as error:
         raise failed(medium, "checking the boot partition", _why(error)) from error
-
-
-@contextmanager
-def _reading(medium: Medium) -> Iterator[IO[bytes]]:
-    with open(medium.path, "rb") as source:
-        yield source
 
 
 def _why(error: Exception) -> str:

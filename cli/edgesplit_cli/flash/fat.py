@@ -94,14 +94,22 @@ def taken_out(fat: Fat, source: IO[bytes], scratch: Path) -> Iterator[Fat]:
         source.seek(fat.offset)
         left = fat.size
         while left and (block := source.read(min(BLOCK, left))):
-            if block.count(0) == len(block):
-                copy.seek(len(block), os.SEEK_CUR)
-            else:
-                copy.write(block)
+            _put(copy, block, scratch)
             left -= len(block)
         copy.truncate(fat.size)
         copy.flush()
         yield Fat(f"/proc/{os.getpid()}/fd/{copy.fileno()}", 0, fat.size)
+
+
+def _put(copy: IO[bytes], block: bytes, scratch: Path) -> None:
+    """Zeros take no room. A full disk here is no fault of the card."""
+    try:
+        if block.count(0) == len(block):
+            copy.seek(len(block), os.SEEK_CUR)
+        else:
+            copy.write(block)
+    except OSError as error:
+        raise UsageError(f"no room in {scratch} to check the boot partition ({error.strerror})") from error
 
 
 def check(fat: Fat) -> None:

@@ -15,7 +15,9 @@ main() {
   umask 077
   mkdir -p "$state" "$root/var/log" || exit 1
   [ -e "$state/done" ] && exit 0
-  exec >>"$root/var/log/edgesplit-first-boot.log" 2>&1
+  log=$root/var/log/edgesplit-first-boot.log
+  [ "$(cat "$log" 2>/dev/null | wc -c)" -lt 262144 ] || mv "$log" "$log.1"
+  exec >>"$log" 2>&1
   say "first boot: begun"
 
   take_claim || { tell "the claim could not be moved off the boot partition"; exit 1; }
@@ -23,6 +25,7 @@ main() {
   clear_secrets || { tell "the key of the wireless network is still needed"; exit 1; }
 
   rm -f "$here/first-boot.log"
+  rm -f "$state/told"
   : >"$state/done"
   sync
   rm -f "$root/etc/systemd/system/multi-user.target.wants/edgesplit-first-boot.service"
@@ -32,10 +35,12 @@ main() {
 
 say() { printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
 
-# Why it is not done, also where a card reader finds it. The log holds no secret.
+# Why it is not done, also where a card reader finds it: once for each reason, cards wear out. The log holds no secret.
 tell() {
   say "first boot: not done: $*; it is tried again"
-  tail -n 60 "$root/var/log/edgesplit-first-boot.log" >"$here/first-boot.log" 2>/dev/null
+  [ "$*" = "$(cat "$state/told" 2>/dev/null)" ] && [ -e "$here/first-boot.log" ] && return
+  tail -n 60 "$log" >"$here/first-boot.log"
+  echo "$*" >"$state/told"
   sync
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,20 +11,21 @@ from urllib.parse import urlsplit
 from edgesplit import names
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.identity import Claim, decode_claim
+from edgesplit_cli.adopt.verdict import CORAL
 from edgesplit_cli.api import Api
 from edgesplit_cli.claims import ClaimWish, make_claim
 from edgesplit_cli.flash.formats import BOARDS, Found
 from edgesplit_cli.flash.wifi import Wifi
 from edgesplit_cli.flash.wishes import Wishes
-from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
-from edgesplit_cli.kit.wheelhouse import Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
     """The same for each card of a batch."""
 
+    board: str
     device_class: str
+    """The device profile: of the board, and what is plugged into it."""
     user: str | None
     ssh_keys: tuple[str, ...] = ()
     sudo: bool = False
@@ -43,18 +44,6 @@ class DeviceToBe:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KitSource:
-    """Where the agent's installer comes from."""
-
-    cache: Path
-    folder: Path | None = None
-    """A kit that was made before."""
-    extras: tuple[str, ...] = ()
-    wheelhouse: Path | None = None
-    interpreter: Path | None = None
-
-
 def board(device_class: str) -> str:
     """The kind of device, if a card can be made for it."""
     if device_class not in BOARDS:
@@ -63,6 +52,11 @@ def board(device_class: str) -> str:
             " over by `edgectl adopt`"
         )
     return device_class
+
+
+def profile_of(device: str, *, coral: bool) -> str:
+    """The device profile of that board, with an Edge TPU where there is one for both; else plans count on the CPU."""
+    return CORAL.get(device, device) if coral else device
 
 
 def wishes_of(orders: Orders, device: DeviceToBe, found: Found) -> Wishes:
@@ -74,29 +68,6 @@ def wishes_of(orders: Orders, device: DeviceToBe, found: Found) -> Wishes:
         sudo=orders.sudo,
         wifi=orders.wifi,
     )
-
-
-def kit_for(found: Found, source: KitSource, told: Told) -> Kit:
-    """The installer for what the image has. UsageError where that is not known, or a given kit is another."""
-    python, machine = found.system.python, found.system.machine
-    if source.folder is not None:
-        kit = read_kit(source.folder)
-        carries_its_own = "python.tar.gz" in kit.files
-        pairs = [(kit.described.machine, machine), *([] if carries_its_own else [(kit.described.python, python)])]
-        for said, has in pairs:
-            if has and said != has:
-                raise UsageError(f"the kit in {source.folder} is for {said}, and the image has {has}: make one for it")
-        return kit
-    if not python or not machine:
-        raise UsageError(
-            "cannot see in the image which Python it has (no ext4 file system with /usr/bin/python3): make a kit for it"
-            " with `edgectl kit build` and give it as --kit FOLDER"
-        )
-    target = replace(Target(), python=python, machine=machine)
-    return build_kit(
-        target, extras=source.extras, cache=source.cache, interpreter=source.interpreter,
-        wheelhouse=source.wheelhouse, progress=told,
-    )  # fmt: skip
 
 
 def is_free(api: Api, device: str, may_replace: bool) -> None:

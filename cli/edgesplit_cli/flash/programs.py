@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -15,18 +16,21 @@ TIMEOUT_S = 900.0
 
 
 def run(command: Sequence[str], given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run it to its end; what it says is in the answer."""
+    """Run it to its end; what it says is in the answer. TimeoutError where the disk under it hangs."""
     program = find(command[0])
     environment = {"PATH": _path(), "LC_ALL": "C.UTF-8", "MTOOLSRC": os.devnull, "MTOOLS_SKIP_CHECK": "1"}
-    return subprocess.run(
-        [program, *command[1:]],
-        input=given,
-        stdin=subprocess.DEVNULL if given is None else None,
-        capture_output=True,
-        env=environment,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    try:
+        return subprocess.run(
+            [program, *command[1:]],
+            input=given,
+            stdin=subprocess.DEVNULL if given is None else None,
+            capture_output=True,
+            env=environment,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} got no answer for {TIMEOUT_S:.0f} s") from error
 
 
 def find(name: str) -> str:

@@ -15,16 +15,16 @@ from edgesplit_cli.flash import archives, asking, cards, programs, wishes
 from edgesplit_cli.flash.batch import Journal, Line, label, read_lines
 from edgesplit_cli.flash.boot_files import BootFiles, boot_files
 from edgesplit_cli.flash.formats import missing_board
+from edgesplit_cli.flash.installer import KitSource, coral_packages, kit_for
 from edgesplit_cli.flash.online import Seen, wait_online
 from edgesplit_cli.flash.orders import (
     DeviceToBe,
-    KitSource,
     Orders,
     board,
     claim_for,
     claim_in,
     is_free,
-    kit_for,
+    profile_of,
     unreachable,
     wishes_of,
 )
@@ -48,11 +48,13 @@ class Session:
         self._image: Path = asked["image"]
         archives.compression(self._image)
         self._digest = archives.expected_digest(self._image, asked["sha256"])
+        self._coral = coral_packages(asked["coral"], asked["coral_debs"])
         self._claim: bytes | None = None
         self._journal = Journal.beside(asked["batch"]) if asked["batch"] is not None else None
         self._devices = self._wanted()
         self._orders = Orders(
-            device_class=board(asked["device"]),
+            board=board(asked["device"]),
+            device_class=profile_of(asked["device"], coral=self._coral is not None),
             user=wishes.user_name(asked["user"]) if asked["user"] is not None else None,
             ssh_keys=wishes.ssh_keys(asked["ssh_key"]) if asked["ssh_key"] is not None else (),
             sudo=asked["sudo"],
@@ -116,8 +118,6 @@ class Session:
                 done = [self._card(image, kit, device, first, scratch, stages) for device in self._devices]
         if self._as_json:
             print_json(done if self._journal is not None else done[0])
-        else:
-            show_done(done)
         if self._asked["wait"]:
             self._wait()
         elif not self._as_json:
@@ -132,9 +132,9 @@ class Session:
         asked = self._asked
         source = KitSource(
             cache=cache_folder(), folder=asked["kit_folder"], extras=asked["extras"], wheelhouse=asked["wheelhouse"],
-            interpreter=asked["interpreter"],
+            interpreter=asked["interpreter"], coral=self._coral,
         )  # fmt: skip
-        if why := missing_board(self._orders.device_class, image.boot_names):
+        if why := missing_board(self._orders.board, image.boot_names):
             click.echo(f"edgectl: {why}", err=True)
         told = stages("kit")
         kit = kit_for(image.found, source, lambda _: told(0, 1))
@@ -169,12 +169,15 @@ class Session:
             medium.close()
         if self._journal is not None:
             self._journal.add(device.hostname, files.instance, to.name)
-        return {
+        done = {
             "device": device.hostname, "target": to.name, "bytes": image.size, "image": image.name,
             "digest": self._digest.source if self._digest else None, "format": image.found.format.value,
             "system": image.found.system.name, "python": kit.described.python, "machine": kit.described.machine,
             "instance": files.instance,
         }  # fmt: skip
+        if not self._as_json:
+            show_done(done)
+        return done
 
     @property
     def _claiming(self) -> Api:

@@ -60,12 +60,11 @@ def show_plan(plan: Plan, as_json: bool) -> None:
     out.print("nothing was written")
 
 
-def show_done(done: list[dict[str, Any]]) -> None:
-    """Each card's line."""
-    for one in done:
-        checked = f"image as {one['digest']} says" if one["digest"] else "image checked by nobody"
-        told = f": {one['target']} is written and read back, {checked}, first boot by {one['format']}."
-        console().print(Text.assemble((one["device"], "bold"), told), soft_wrap=True)
+def show_done(one: dict[str, Any]) -> None:
+    """A card's line, once it is finished."""
+    checked = f"image as {one['digest']} says" if one["digest"] else "image checked by nobody"
+    told = f": {one['target']} is written and read back, {checked}, first boot by {one['format']}."
+    console().print(Text.assemble((one["device"], "bold"), told), soft_wrap=True)
 
 
 def _length(content: bytes | Path) -> int:

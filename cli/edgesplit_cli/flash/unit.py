@@ -28,7 +28,7 @@ After=cloud-init.service cloud-init-network.service
 Type=oneshot
 ExecStart=/bin/sh {mount}/{FOLDER}/{SCRIPT}
 Restart=on-failure
-RestartSec=30
+RestartSec=60
 TimeoutStartSec=1800
 
 [Install]

@@ -168,6 +168,7 @@ install_version() {
   say "installing $version"
   mkdir -p "$prefix/versions"
   rm -rf "$place" "$prefix/.unpacked" # of a run that was killed
+  trap 'rm -rf "$place" "$prefix/.unpacked"' EXIT # a disk that is full is not left fuller
   mkdir "$prefix/.unpacked"
   tar -xf "$kit/wheels.tar" -C "$prefix/.unpacked"
   mkdir "$prefix/.unpacked/installer"
@@ -175,13 +176,15 @@ install_version() {
   "$interpreter" -m venv --without-pip "$place"
   PIP_CONFIG_FILE=/dev/null "$place/bin/python" -I "$(echo "$prefix"/.unpacked/installer/pip-*.whl)/pip" \
     install --quiet --isolated --no-index --no-deps --no-cache-dir --disable-pip-version-check \
-    --root-user-action=ignore --no-compile "$prefix"/.unpacked/*.whl
+    --root-user-action=ignore --no-compile "$prefix"/.unpacked/*.whl ||
+    fail 'the wheels could not be installed: see above, then run this again'
   rm -rf "$prefix/.unpacked"
   "$place/bin/edgesplit-agent" warm >/dev/null || fail 'what was installed does not run here: see above'
   cp "$kit/kit.json" "$place/kit.json"
   sync
   : >"$place/.whole"
   sync
+  trap - EXIT
 }
 
 install_coral() {

@@ -17,27 +17,32 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 
 LEFT_AWAY: Mapping[str, tuple[str, ...]] = {
     "numpy": (
-        "numpy/tests/*", "numpy/*/tests/*", "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*", "*.pyi",
-        "numpy/_core/lib/*", "numpy/random/lib/*", "numpy/random/_examples/*", "numpy/_core/_simd.*.so",
-        "numpy/_core/_*_tests.*.so",
+        "numpy/tests/*", "numpy/*/tests/*", "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*",
+        "numpy/_core/lib/*", "numpy/random/lib/*", "numpy/random/_examples/*", "numpy/polynomial/*", "numpy/testing/*",
+        "numpy/ma/*", "numpy/fft/*", "numpy/_core/_simd.*.so", "numpy/_core/_*_tests.*.so",
     ),
     "pillow": (
-        "PIL/_avif.*", "PIL/_webp.*", "PIL/_imagingft.*", "PIL/_imagingcms.*", "PIL/_imagingtk.*", "*.pyi",
+        "PIL/_avif.*", "PIL/_webp.*", "PIL/_imagingft.*", "PIL/_imagingcms.*", "PIL/_imagingtk.*",
         "pillow.libs/libavif*", "pillow.libs/libwebp*", "pillow.libs/libsharpyuv*", "pillow.libs/libfreetype*",
         "pillow.libs/libharfbuzz*", "pillow.libs/liblcms2*", "pillow.libs/libpng*", "pillow.libs/libbrotli*",
     ),
+    "securesystemslib": ("securesystemslib/_vendor/ed25519/test_data/*",),
     "zstandard": ("zstandard/_cffi.*.so",),
     "onnxruntime": (
         "onnxruntime/transformers/*", "onnxruntime/tools/*", "onnxruntime/quantization/*", "onnxruntime/datasets/*",
     ),
 }  # fmt: skip
-"""By distribution: tests and build tools; text, colour profiles and newer picture formats; the second of two backends;
-what makes models."""
-RECIPE = hashlib.sha256(json.dumps([2, sorted(LEFT_AWAY.items())]).encode()).hexdigest()[:16]
+"""By distribution: tests, build tools and parts that load by themselves where used; text, colour profiles and newer
+picture formats; test vectors; the second of two backends; what makes models."""
+EVERYWHERE = ("*.pyi", "*.exe")
+"""What only type checkers read, and programs of another system."""
+SINCE = {"numpy": 2}
+"""Before that version, importing it loads all of its parts."""
+RECIPE = hashlib.sha256(json.dumps([3, EVERYWHERE, sorted(LEFT_AWAY.items())]).encode()).hexdigest()[:16]
 """Changes with what is done to a wheel."""
 
 
@@ -63,8 +68,9 @@ def _rewrite(wheel: Path, out: object) -> None:
     with zipfile.ZipFile(wheel) as whole:
         entries = {one.filename: one for one in whole.infolist() if not one.is_dir()}
         content = {name: whole.read(name) for name in entries}
-    patterns = LEFT_AWAY.get(canonicalize_name(parse_wheel_filename(wheel.name)[0]), ())
-    kept = {name: loadable(content[name]) for name in sorted(staying(content, patterns))}
+    distribution, version, _, _ = parse_wheel_filename(wheel.name)
+    named = LEFT_AWAY.get(distribution, ()) if version.major >= SINCE.get(distribution, 0) else ()
+    kept = {name: loadable(content[name]) for name in sorted(staying(content, (*EVERYWHERE, *named)))}
     record = next(name for name in kept if name.endswith(".dist-info/RECORD"))
     kept[record] = _record(kept, record)
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as made:  # type: ignore[call-overload]

@@ -65,7 +65,8 @@ def offload_look(url: str, tls: ssl.SSLContext, own: Supervised | None = None) -
         try:
             status, seconds = _asked(url, tls)
         except (OSError, http.client.HTTPException) as error:
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            late = f"nothing came within {PATIENCE_S:g} s" if isinstance(error, TimeoutError) else ""
+            why = late or getattr(error, "strerror", None) or str(error) or type(error).__name__
             return Seen("offload server", "bad", f"{url} does not answer: {why}{_restarted(own)}")
         if status != 200:
             return Seen("offload server", "bad", f"{url} is not ready (status {status}){_restarted(own)}")

@@ -93,6 +93,17 @@ def _on_edge_tpu(module: Any, path: Path, threads: int) -> Any:
         raise ModelRefused(f"no Edge TPU runs it here: {' '.join(str(error).split())[:200]}") from error
 
 
+def edge_tpu_trouble() -> str:
+    """Why no Edge TPU can be used here; empty where one can. What is loaded stays loaded."""
+    try:
+        module = litert()
+        ctypes.CDLL(EDGE_TPU_LIBRARY)
+        module.load_delegate(EDGE_TPU_LIBRARY)
+    except (ModelRefused, OSError, RuntimeError, ValueError) as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    return ""
+
+
 def _allocated(interpreter: Any, shapes: dict[str, tuple[int, ...]] | None) -> Any:
     for one in interpreter.get_input_details():
         if shapes and one["name"] in shapes:

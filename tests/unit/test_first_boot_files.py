@@ -119,6 +119,10 @@ def test_an_installation_that_fails_is_tried_again_and_told_on_the_card(device: 
     assert "could not be installed" in (device.boot / "edgesplit/first-boot.log").read_text()
     assert b"one-time-token" not in device.on_card()
 
+    (device.boot / "edgesplit/first-boot.log").write_text("read already")
+    assert device.first_boot() == 1
+    assert (device.boot / "edgesplit/first-boot.log").read_text() == "read already"  # a card wears out
+
     (device.root / "install-fails").unlink()
     assert device.first_boot() == 0 and device.is_done
     assert json.loads(device.read("claimed")) == CLAIM

@@ -1,0 +1,287 @@
+"""What an agent takes on a device: installed bytes by part; memory, processor and wake-ups while nothing is asked.
+
+    bench/footprint.py [--python 3.11] [--wheelhouse DIR] [--seconds 60] [--json FILE]
+
+Makes a kit for this machine and installs it by its own install.sh into a scratch folder, then starts that agent against
+a controller of its own. Idle means: enrolled, connected to its broker, no request. Memory is /proc's: RSS counts shared
+pages whole, PSS by share. The figures are of this machine; another architecture's wheels differ by some per cent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from record import Target, arguments, finish
+
+from edgesplit.client import Client
+from edgesplit.errors import EdgeError
+from edgesplit_cli.api import Api
+from edgesplit_cli.demo.processes import Child
+from edgesplit_cli.demo.run import digits_folder, free_port
+from edgesplit_cli.demo.story import INPUT_SPEC
+from edgesplit_cli.kit import Target as Device
+from edgesplit_cli.kit import build_kit
+from edgesplit_cli.settings import cache_folder
+
+ENGINES = ("onnxruntime", "ai-edge-litert")
+INSTALLED_MB, RESIDENT_MB, CORE = 80.0, 65.0, 0.01
+SETTLE_S = 15.0
+PATIENCE_S = 120.0
+SIZES = """
+import json, os, sysconfig
+from importlib import metadata
+site, owner, found = sysconfig.get_paths()["purelib"], {}, {}
+for one in metadata.distributions():
+    name = one.metadata["Name"].lower().replace("_", "-").replace(".", "-")
+    found[name] = {"bytes": 0, "needs": one.requires or [], "version": one.version}
+    for file in one.files or ():
+        owner[os.path.normpath(str(one.locate_file(file)))] = name
+for where, _, names in os.walk(site):
+    for name in names:
+        path = os.path.join(where, name)
+        folder, base = os.path.split(path)
+        source = os.path.join(os.path.dirname(folder), base.split(".")[0] + ".py")
+        held = owner.get(path) or (owner.get(source) if folder.endswith("__pycache__") else None) or "(other)"
+        found.setdefault(held, {"bytes": 0, "needs": [], "version": ""})["bytes"] += os.path.getsize(path)
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Processes of an agent that nothing is asked of, over a while."""
+
+    rss_mb: float
+    pss_mb: float
+    core: float
+    """Part of one core."""
+    wakes_per_s: float
+    """Voluntary context switches of all threads."""
+    processes: int
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = arguments(__doc__)
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    parser.add_argument("--python", default=here, help="that the kit is for (default: this)")
+    parser.add_argument("--wheelhouse", type=Path, metavar="DIR", help="take wheels from there alone")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of idling that are watched (default 60)")
+    options = parser.parse_args(words)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgesplit-footprint-") as folder:
+            results = measured(Path(folder), options.python, options.wheelhouse, options.seconds)
+    except EdgeError as error:
+        print(f"footprint: {error}", file=sys.stderr)
+        return error.exit_code
+    show(results)
+    finish(results, targets(results), options.json)
+    return 0
+
+
+def measured(folder: Path, python: str, wheelhouse: Path | None, seconds: float) -> dict[str, Any]:
+    """Everything, in order."""
+    kit = build_kit(
+        Device(python, platform.machine()), extras=("tflite",), cache=cache_folder(), wheelhouse=wheelhouse,
+        progress=lambda text: print(f"  {text}", file=sys.stderr),
+    )  # fmt: skip
+    place = folder / "kit"
+    place.mkdir()
+    for name, file in kit.files.items():
+        shutil.copyfile(file, place / name)
+    me = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+    where = ["--prefix", str(folder / "opt"), "--data", str(folder / "data"), "--user", me, "--no-service"]
+    subprocess.run(["sh", str(place / "install.sh"), *where], check=True, stdout=subprocess.DEVNULL)
+    installed = folder / "opt" / "current" / "bin"
+    parts = installed_parts(installed / "python")
+    with running(folder, installed / "edgesplit-agent") as (api, url, pid):
+        waiting = seen(pid, seconds)
+        deploy(folder, api)
+        until("the model serves", lambda: any(one["version"] for one in status(url)["models"]))
+        frame = next(iter(sorted((digits_folder() / "frames").glob("*.jpg")))).read_bytes()
+        Client(url).infer("digits", {"frame": frame}, deadline_s=30.0)
+        serving = seen(pid, seconds)
+    return {
+        "kit_bytes": kit.bytes, "parts": parts, "waiting": asdict(waiting), "serving": asdict(serving),
+        "seconds": seconds,
+    }  # fmt: skip
+
+
+def installed_parts(python: Path) -> list[dict[str, Any]]:
+    """Installed bytes of each distribution, compiled modules with it, and whether only an engine needs it."""
+    raw = subprocess.run([str(python), "-c", SIZES], capture_output=True, text=True, check=True).stdout
+    found: dict[str, dict[str, Any]] = json.loads(raw)
+    ours = needed(found, "edgesplit", {"agent"}, set(ENGINES))
+    return sorted(
+        (
+            {"name": name, "version": one["version"], "bytes": one["bytes"], "runtime": name not in {*ours, "(other)"}}
+            for name, one in found.items()
+        ),
+        key=lambda one: -one["bytes"],
+    )
+
+
+def needed(found: dict[str, dict[str, Any]], top: str, extras: set[str], without: set[str]) -> set[str]:
+    """What `top` needs, and what that needs, without following `without`."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    have: set[str] = set()
+    queue = [(top, frozenset(extras))]
+    while queue:
+        name, wanted = queue.pop()
+        if name in have or name in without or name not in found:
+            continue
+        have.add(name)
+        for text in found[name]["needs"]:
+            one = Requirement(text)
+            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *wanted)):
+                queue.append((canonicalize_name(one.name), frozenset(one.extras)))
+    return have
+
+
+@contextlib.contextmanager
+def running(folder: Path, agent: Path) -> Iterator[tuple[Api, str, int]]:
+    """A controller, and the agent that was installed, online: the API, the agent's address and process."""
+    data = folder / "cloud"
+    edgectl = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(data)]
+    ports = ["--api-port", "0", "--mqtt-port", "0", "--offload-port", "0"]
+    cloud = Child("up", [*edgectl, "up", *ports], folder / "up.log")
+    cloud.start()
+    until("the controller answers", lambda: (data / "controller.json").exists() and Api.of(data).get("/v1/health"))
+    claim = folder / "data" / "claim.json"
+    subprocess.run(
+        [*edgectl, "device", "claim", "bench", "--profile", "generic-x86", "--out", str(claim)],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    port = free_port()
+    words = ["run", "--data", str(folder / "data"), "--claim", str(claim), "--port", str(port)]
+    device = Child("agent", [str(agent), *words], folder / "agent.log")
+    device.start()
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until("the agent is online", lambda: status(url)["broker"]["connected"])
+        yield Api.of(data), url, int(device.pid or 0)
+    finally:
+        device.stop()
+        cloud.stop()
+
+
+def deploy(folder: Path, api: Api) -> None:
+    """The digits model, all of it on the device."""
+    edgectl = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(folder / "cloud")]
+    model = str(digits_folder() / "digits.onnx")
+    for words in (
+        ["model", "push", model, "--name", "digits", "--input", INPUT_SPEC],
+        ["deploy", "digits", "--partition", "device", "--to", "bench"],
+    ):
+        subprocess.run([*edgectl, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def status(url: str) -> dict[str, Any]:
+    from urllib.request import urlopen
+
+    with urlopen(f"{url}/edgesplit/status", timeout=5) as answer:
+        told: dict[str, Any] = json.loads(answer.read())
+    return told
+
+
+def until(what: str, holds: Any) -> None:
+    """Wait for it."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            if holds():
+                return
+        except (EdgeError, OSError, KeyError):
+            pass
+        time.sleep(0.2)
+    raise SystemExit(f"never came: {what}")
+
+
+def seen(pid: int, seconds: float) -> Seen:
+    """The agent and its workers, after a while in which they came to rest."""
+    time.sleep(SETTLE_S)
+    pids = family(pid)
+    before, wakes, began = sum(map(cpu_s, pids)), sum(map(switches, pids)), time.monotonic()
+    time.sleep(seconds)
+    taken = time.monotonic() - began
+    memory = [kilobytes(one) for one in pids]
+    return Seen(
+        rss_mb=sum(one["Rss"] for one in memory) * 1024 / 1e6, pss_mb=sum(one["Pss"] for one in memory) * 1024 / 1e6,
+        core=(sum(map(cpu_s, pids)) - before) / taken, wakes_per_s=(sum(map(switches, pids)) - wakes) / taken,
+        processes=len(pids),
+    )  # fmt: skip
+
+
+def family(pid: int) -> list[int]:
+    """The process and all below it."""
+    children = [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+    return [pid, *(one for child in children for one in family(child))]
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def switches(pid: int) -> int:
+    return sum(
+        int(line.split()[1])
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for line in (task / "status").read_text().splitlines()
+        if line.startswith("voluntary_ctxt_switches")
+    )
+
+
+def kilobytes(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.split(":")[0] in ("Rss", "Pss")}
+
+
+def beside(results: dict[str, Any]) -> float:
+    """Installed megabytes beside the engines."""
+    return float(sum(one["bytes"] for one in results["parts"] if not one["runtime"]) / 1e6)
+
+
+def targets(results: dict[str, Any]) -> list[Target]:
+    return [
+        Target("installed beside the runtimes, MB", beside(results), INSTALLED_MB),
+        Target("resident idle before a runtime is loaded, MB", results["waiting"]["rss_mb"], RESIDENT_MB),
+        Target("idle before a runtime is loaded, part of a core", results["waiting"]["core"], CORE),
+        Target("idle with a model loaded, part of a core", results["serving"]["core"], CORE),
+    ]
+
+
+def show(results: dict[str, Any]) -> None:
+    """Tables, as docs/footprint.md has them."""
+    print("| part | version | installed MB | |\n|---|---|---:|---|")
+    for one in results["parts"]:
+        mark = "runtime" if one["runtime"] else ""
+        print(f"| {one['name']} | {one['version']} | {one['bytes'] / 1e6:.1f} | {mark} |")
+    print(f"| all beside the runtimes | | {beside(results):.1f} | |")
+    print(f"\nkit: {results['kit_bytes'] / 1e6:.1f} MB; idle for {results['seconds']:g} s each:\n")
+    print("| | processes | RSS MB | PSS MB | of a core | wake-ups a second |\n|---|---:|---:|---:|---:|---:|")
+    for name in ("waiting", "serving"):
+        one = results[name]
+        print(
+            f"| {name} | {one['processes']} | {one['rss_mb']:.1f} | {one['pss_mb']:.1f} | {one['core']:.2%} "
+            f"| {one['wakes_per_s']:.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

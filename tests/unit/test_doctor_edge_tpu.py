@@ -1,0 +1,52 @@
+"""What the doctor says of an Edge TPU: seen, allowed, and spoken to or not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgesplit.runtime.tflite import edge_tpu_trouble
+from edgesplit_agent.service import edge_tpu as looked_at
+from edgesplit_agent.service.edge_tpu import edge_tpu, loads
+
+
+def plugged(root: Path, vendor: str = "18d1", product: str = "9302") -> Path:
+    """A device at USB."""
+    device = root / "sys/bus/usb/devices/2-1"
+    device.mkdir(parents=True)
+    (device / "idVendor").write_text(vendor + "\n")
+    (device / "idProduct").write_text(product + "\n")
+    return root
+
+
+def test_without_an_accelerator_nothing_is_said(tmp_path: Path) -> None:
+    """Nor of another device at USB."""
+    assert list(edge_tpu(plugged(tmp_path, "046d", "c31c"), lambda: "")) == []
+
+
+@pytest.mark.parametrize(("vendor", "product"), [("18d1", "9302"), ("1a6e", "089a")])
+def test_an_accelerator_whose_delegate_loads_is_good(tmp_path: Path, vendor: str, product: str) -> None:
+    """Before and after its firmware is loaded it calls itself otherwise."""
+    (found,) = edge_tpu(plugged(tmp_path, vendor, product), lambda: "")
+    assert found.level == "good" and "its delegate loads" in found.said
+
+
+def test_a_delegate_that_does_not_load_says_why_and_what_to_do(tmp_path: Path) -> None:
+    """Also that an agent may hold it."""
+    (found,) = edge_tpu(plugged(tmp_path), lambda: "libedgetpu.so.1: no such file")
+    assert found.level == "bad" and "no such file" in found.said and "--coral-deb" in found.todo
+
+
+def test_a_library_that_ends_the_process_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends only the one that tried it."""
+    monkeypatch.setattr(looked_at, "_TRY", "import os; os.kill(os.getpid(), 11)")
+    assert "another LiteRT" in loads()
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    assert "does not answer" in loads()
+
+
+def test_here_the_library_is_tried_for_real() -> None:
+    """In a process of its own: where it is missing, that is what is said."""
+    assert loads() == edge_tpu_trouble()
