@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,25 @@ def test_a_statement_of_yesterday_is_noticed(folder: Path) -> None:
 
         assert fleet.run(300, lambda: fleet.running(first) == 3)  # it has heard what they know, and says it anew
         assert not [text for text in fleet.witness.broken if "obeys" in text]
+
+
+def test_a_copy_of_a_damaged_card_is_damaged(folder: Path) -> None:
+    """The copy starts on what was flipped, and cannot repair it while the other holds the name: nobody's fault."""
+    with SimulatedFleet(folder, devices=1, seed=5) as fleet:
+        release = fleet.release(1)
+        fleet.deploy(release)
+        fleet.run(120)
+        (device,) = fleet.devices.values()
+        assert fleet.disks.flip(device.name, release.digest, random.Random(1))
+        device.damaged("bits on its card flipped")
+        card = device.folder.path.with_name("copy")
+        shutil.copytree(device.folder.path, card, symlinks=True)
+        copy = fleet.twin(device, card)
+        copy.power_on()
+        copy.check()
+        assert not copy.running
+        copy.power_cut()
+        assert not fleet.witness.broken
 
 
 def _fingerprint(folder: Path, seed: int) -> str:

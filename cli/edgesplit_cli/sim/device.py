@@ -203,7 +203,7 @@ class SimulatedDevice:
             return
         stands = self.standing
         if self.trouble:
-            if self.starts > self._damaged_in and set(stands.committed) <= set(stands.running):
+            if self.starts > self._damaged_in and stands.committed.items() <= stands.running.items():
                 self.trouble = ""
             return
         for model, release in stands.committed.items():

@@ -89,6 +89,8 @@ class Members(ABC):
         """A second card with the identity of that device, still without power."""
         copy = SimulatedDevice(DataFolder(folder), device.identity, self._around(Way(device.around.way.delay_s)))
         copy.card = folder.name
+        if device.trouble:
+            copy.damaged(device.trouble)  # what was wrong with the card was copied too
         return copy
 
     def check(self) -> None:
