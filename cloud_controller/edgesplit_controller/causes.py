@@ -73,11 +73,12 @@ def of_report(message: Reported) -> dict[str, str]:
 
 def cause(detail: str) -> str:
     """A failure's text without digests, numbers, names in quotes and addresses: the same for every device."""
-    text = re.sub(r"[0-9a-f]{8,64}", "…", detail.lower())
+    text = re.sub(r"[0-9a-fA-F]{8,64}", "…", detail)
     text = re.sub(r"'[^']{0,200}'|\"[^\"]{0,200}\"", "…", text)
     text = re.sub(r"\d+(?:\.\d+)?", "N", text)
     text = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(text.split())[:LONGEST] or "it gives no reason"
+    text = " ".join(text.split())[:LONGEST]
+    return text[:1].lower() + text[1:] or "it gives no reason"
 
 
 def grouped(kind: str, detail: str) -> str:
