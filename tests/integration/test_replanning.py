@@ -41,7 +41,7 @@ def test_a_link_that_fades_and_comes_back_is_followed_without_a_word(cloud: Clou
             link.set_link(parse_link(FADED))
             stays = running(cloud, agent, lambda rows: rows == LOCAL)
             alone = eventually("a table that stays on the device", stays, PATIENCE_S)
-            told = proposal_of(cloud, alone)
+            told = proposals(cloud)
             eventually("an answer alone", lambda: agent.infer("digits", a_frame()).report.row == "local")
             fetched = delivered(agent) - before
 
@@ -49,9 +49,10 @@ def test_a_link_that_fades_and_comes_back_is_followed_without_a_word(cloud: Clou
             leaves = running(cloud, agent, lambda rows: rows != LOCAL)
             eventually("a table with the cloud in it", leaves, PATIENCE_S)
 
-    uplink = next(one for one in told["drift"] if one["what"] == "uplink")
-    assert uplink["factor"] < 0.3 and told["broken_limits"]["now"] > told["broken_limits"]["then"]
-    assert (told["state"], told["who"], told["basis"], told["heard"]) == ("applied", "replan", "emulated", 1)
+    assert any(factor_of_uplink(one) < 0.3 for one in told)  # the first that noticed; others may have followed it
+    assert any(one["broken_limits"]["now"] > one["broken_limits"]["then"] for one in told)
+    (last,) = [one for one in told if one["result"] == alone]
+    assert (last["state"], last["who"], last["basis"], last["heard"]) == ("applied", "replan", "emulated", 1)
     listed = {one["release"]: one for one in cloud.api.get("/v1/releases")}[alone]
     assert listed["signed_by"] == "planner"
     assert fetched < sum(first.chunks().values()) - sum(graphs_of(first).values())
@@ -104,10 +105,14 @@ def running(cloud: Cloud, agent: Agent, wanted: Callable[[frozenset[str]], bool]
     return look
 
 
-def proposal_of(cloud: Cloud, release: str) -> dict[str, Any]:
-    """The proposal from which a release came."""
-    found: dict[str, Any] = next(one for one in cloud.api.get("/v1/proposals") if one["result"] == release)
-    return found
+def proposals(cloud: Cloud) -> list[dict[str, Any]]:
+    """All that there were."""
+    return list(cloud.api.get("/v1/proposals"))
+
+
+def factor_of_uplink(proposal: dict[str, Any]) -> float:
+    """Measured against what the plan assumed; 1 where it did not drift."""
+    return next((float(one["factor"]) for one in proposal["drift"] if one["what"] == "uplink"), 1.0)
 
 
 def manifest_of(agent: Agent, release: str) -> Manifest:
