@@ -320,8 +320,11 @@ class Devices:
 
     def open_claim(self, name: str) -> ClaimRow | None:
         """The newest claim with which the device of that name may come, if it does not live already."""
-        living = any(device.name == name and not device.revoked for device in self.all())
-        return None if living else next((one for one in self.open_claims() if one.device == name), None)
+        good = (ClaimRow.device == name, ClaimRow.used.is_(None), ClaimRow.expires > self._now())
+        with self._database.read() as session:
+            if session.scalars(_of(Device, self._groups).where(Device.name == name, Device.revoked.is_(None))).first():
+                return None
+            return session.scalars(_of(ClaimRow, self._groups).where(*good).order_by(ClaimRow.expires.desc())).first()
 
     def hear(self, heard: Iterable[tuple[str, messages.Message]]) -> Taken:
         """Take in what devices said, in order, in one transaction. Unknown and revoked devices are not heard."""

@@ -294,7 +294,9 @@ class Session:
             return False
         if writable and client.want_write() and client.loop_write() != MQTTErrorCode.MQTT_ERR_SUCCESS:
             return False
-        return client.loop_misc() == MQTTErrorCode.MQTT_ERR_SUCCESS
+        if client.loop_misc() != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            return False
+        return client.socket() is not None  # a ping that could not be sent closes it, and is no error to `loop_misc`
 
     def _has_something_to_write(self, client: Client, userdata: Any, sock: Any) -> None:
         """Paho's word, from any thread: the network thread looks at once."""
