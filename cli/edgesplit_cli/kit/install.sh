@@ -294,7 +294,7 @@ take_away() {
       rm -rf "$data"
     fi
     if [ "$user" != "$(id -un)" ] && [ "$user" = edgesplit-agent ] && id "$user" >/dev/null 2>&1; then
-      userdel "$user"
+      userdel "$user" || say "$user still has processes: end them, and then userdel $user"
     fi
   fi
   say 'removed'
