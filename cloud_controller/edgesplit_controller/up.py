@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 import edgesplit
 from edgesplit.children import Child
@@ -342,15 +343,7 @@ def _api(
 ) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
     gate, operators_ca = open_gate(settings.data, controller.database, authority, first=not settings.join)
-    if settings.metrics is not None:
-        rollouts = counting(controller.database)
-        scraped = metrics_server(
-            settings.metrics,
-            lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, rollouts, reading)),
-        )
-        stack.callback(scraped.stop)
-        scraped.start()
-        log.info("metrics at %s/metrics", scraped.url)
+    _metrics(settings, controller, ledger, reading, stack)
     app = create_app(
         controller,
         gate,
@@ -360,6 +353,28 @@ def _api(
         ledger=ledger,
         own=Condition(controller.database, settings.data, reading, _told_to_devices(controller.addresses)),
     )
+    stack.callback(listener.close)
+    _serve(settings, app, uvicorn.Server(_of_https(app, credentials, operators_ca)), listener, stack, ending)
+
+
+def _metrics(
+    settings: Settings, controller: Controller, ledger: Ledger, reading: metrics.Reading, stack: ExitStack
+) -> None:
+    """A page for Prometheus at an address of its own, where one was given."""
+    if settings.metrics is None:
+        return
+    rollouts = counting(controller.database)
+    scraped = metrics_server(
+        settings.metrics,
+        lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, rollouts, reading)),
+    )
+    stack.callback(scraped.stop)
+    scraped.start()
+    log.info("metrics at %s/metrics", scraped.url)
+
+
+def _of_https(app: FastAPI, credentials: Credentials, operators_ca: Path) -> uvicorn.Config:
+    """How uvicorn serves it."""
     config = uvicorn.Config(
         app,
         http=TellingPeers,
@@ -377,8 +392,18 @@ def _api(
     # Mutual, but for who has no certificate yet, or one that expired: what those may is the application's to say.
     config.ssl = credentials.server_context(client_required=False)
     config.ssl.load_verify_locations(operators_ca)
-    server = uvicorn.Server(config)
-    stack.callback(listener.close)
+    return config
+
+
+def _serve(
+    settings: Settings,
+    app: FastAPI,
+    server: uvicorn.Server,
+    listener: socket.socket,
+    stack: ExitStack,
+    ending: threading.Event,
+) -> None:
+    """In a thread; back once it is there. UsageError where it does not start."""
 
     def serve() -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,6 +68,15 @@ def _make_folders(folder: Path) -> None:
     _make_folders(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
+
+
+def remove(path: Path) -> None:
+    """A folder with all in it, or a file; a link is removed, and not what it names. What is not there is removed. The
+    parent is not synced."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sweep_parts(folder: Path) -> None:

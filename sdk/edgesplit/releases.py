@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import shutil
 import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from edgesplit import names
 from edgesplit.anatomy import Anatomy
-from edgesplit.durable import make_folders, sync_file, sync_folder, write_durably
+from edgesplit.durable import make_folders, remove, sync_file, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.recut import check_slice
@@ -170,7 +169,7 @@ def adopt_release(
             _adopt_slice(there.folder / "slices", made / "slices", one.name)
         sync_folder(there.folder / "slices")
         sync_folder(folder)
-        _remove_tree(made)
+        remove(made)
     return open_release(folder, digest, bootstrap_root)
 
 
@@ -212,7 +211,7 @@ def remove_remains(folder: Path) -> None:
     """Delete what was cut off on its way into a release or out of one. Nobody else may be writing there."""
     for pattern in (".*.part", ".*.removed", "*/slices/.*.part", "*/slices/.*.removed"):
         for remains in list(folder.glob(pattern)):
-            _remove_tree(remains)
+            remove(remains)
 
 
 def _write_anew(
@@ -221,7 +220,7 @@ def _write_anew(
     make_folders(folder)
     digest = release.digest
     home, part = folder / digest, folder / f".{digest}.part"
-    _remove_tree(part)
+    remove(part)
     try:
         write_durably(part / "manifest.json", raw_manifest)
         for name, raw in proof.items():
@@ -235,7 +234,7 @@ def _write_anew(
             _discard(home, folder / f".{digest}.removed")
         os.rename(part, home)
     except BaseException:
-        _remove_tree(part)
+        remove(part)
         raise
     sync_folder(folder)
 
@@ -247,7 +246,7 @@ def _complete(release: Release, wanted: Collection[Slice], chunk: ChunkSource) -
         if not one.files or release.has_slices([one.name]):
             continue
         part = slices / f".{one.name}.part"
-        _remove_tree(part)
+        remove(part)
         try:
             _write_slice(part, one, chunk)
             release.check(one, part)
@@ -255,7 +254,7 @@ def _complete(release: Release, wanted: Collection[Slice], chunk: ChunkSource) -
                 _discard(slices / one.name, slices / f".{one.name}.removed")
             os.rename(part, slices / one.name)
         except BaseException:
-            _remove_tree(part)
+            remove(part)
             raise
         sync_folder(slices)
 
@@ -356,14 +355,7 @@ def _sync_folders(top: Path) -> None:
 
 def _discard(path: Path, grave: Path) -> None:
     """Take `path` out of the way by one rename, then delete it."""
-    _remove_tree(grave)
+    remove(grave)
     os.rename(path, grave)
     sync_folder(path.parent)
-    _remove_tree(grave)
-
-
-def _remove_tree(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    remove(grave)

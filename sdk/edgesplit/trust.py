@@ -13,7 +13,6 @@ Leaves to others: fetching (a callable), and the chunks, whose digests the manif
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -36,7 +35,7 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from edgesplit import names
 from edgesplit.anatomy import Anatomy, decode_anatomy
-from edgesplit.durable import make_folders, write_durably
+from edgesplit.durable import make_folders, remove, write_durably
 from edgesplit.errors import EdgeError, Expired, LinkError, MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.messages import decode
@@ -492,7 +491,7 @@ class TrustStore:
             return self._update(fetch)
         except OSError as error:
             _log.warning("TUF cache %s: %s; starting it afresh", self._cache, error)
-            _remove(self._cache)
+            remove(self._cache)
             return self._update(fetch)
 
     def _update(self, fetch: Fetch) -> _View:
@@ -631,13 +630,6 @@ def _encode_proof(proof: Proof) -> bytes:
 
 def _decode_proof(raw: bytes) -> dict[str, bytes]:
     return {name: text.encode() for name, text in msgspec.json.decode(raw, type=dict[str, str]).items()}
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 settle(__name__)

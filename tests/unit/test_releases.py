@@ -220,7 +220,7 @@ def operations(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop
             patch.setattr(os, name, counted(name))
         # a process that dies does not clean up after itself
         patch.setattr(
-            releases, "_remove_tree", lambda path: None if stop_at is not None and count == stop_at else REMOVE(path)
+            releases, "remove", lambda path: None if stop_at is not None and count == stop_at else REMOVE(path)
         )
         try:
             call()
@@ -229,7 +229,7 @@ def operations(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop
     return count
 
 
-REMOVE = releases._remove_tree
+REMOVE = releases.remove
 
 
 def test_a_crash_at_any_step_leaves_whole_or_nothing(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-from edgesplit.durable import make_folders, sync_folder, write_durably
+from edgesplit.durable import make_folders, remove, sync_folder, write_durably
 from edgesplit.names import SHA256, sha256_hex
 from edgesplit.settled import settle
 from edgesplit_agent.versions.slots import Versions
@@ -71,7 +70,7 @@ class Shelf:
         """An empty folder to install that release into; what an earlier try left is gone."""
         make_folders(self.folder)
         part = self.folder / f".{sha256_hex(release)}.part"
-        _remove(part)
+        remove(part)
         part.mkdir()
         return part
 
@@ -82,11 +81,11 @@ class Shelf:
         os.sync()  # thousands of files: one wait for the disk, and what it lost all the same `damage` finds
         home, grave = self.home(release), self.folder / f".{release}.removed"
         if os.path.lexists(home):
-            _remove(grave)
+            remove(grave)
             os.rename(home, grave)
         os.rename(part, home)
         sync_folder(self.folder)
-        _remove(grave)
+        remove(grave)
 
     def damage(self, release: str) -> str:
         """How the version on disk differs from what was installed; empty where it does not."""
@@ -108,9 +107,9 @@ class Shelf:
                 continue
             grave = self.folder / f".{path.name.strip('.')}.removed"
             if path != grave:
-                _remove(grave)
+                remove(grave)
                 os.rename(path, grave)
-            _remove(grave)
+            remove(grave)
 
 
 def _listed(home: Path) -> dict[str, str]:
@@ -133,13 +132,6 @@ def _word_for(path: Path) -> str:
         while piece := file.read(_READ_BYTES):
             whole.update(piece)
     return whole.hexdigest()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 settle(__name__)

@@ -6,20 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from edgesplit.agent_release import WHEELS_FILE
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.deploy import sign_release, wait_for
-from edgesplit_cli.commands.rollout_options import rollout_body, rollout_options
+from edgesplit_cli.commands.rollout_options import (
+    now_option,
+    rollout_body,
+    rollout_options,
+    sign_with_option,
+    to_option,
+    wait_option,
+    yes_option,
+)
+from edgesplit_cli.commands.uploading import upload_bar
 from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
 from edgesplit_cli.kit.own_wheel import EXTRAS
 from edgesplit_cli.kit.target import MACHINES, PYTHONS
-from edgesplit_cli.quantities import Number
-from edgesplit_cli.settings import SIGN_VARIABLE, cache_folder
+from edgesplit_cli.settings import cache_folder
 from edgesplit_cli.show import console, json_option, print_json, size, table
-
-WHEELS = "wheels.tar"
 
 
 @click.group()
@@ -99,29 +105,12 @@ def list_(data: Path, as_json: bool) -> None:
 
 @agent.command()
 @click.argument("version")
-@click.option(
-    "--to",
-    "targets",
-    multiple=True,
-    required=True,
-    metavar="DEVICE|group=NAME|EXPRESSION|all",
-    help="Where to, as in 'site=oslo and not kind=lab'; may be given several times.",
-)
+@to_option
 @rollout_options
-@click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
-@click.option(
-    "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Follow the rollout until it ends."
-)
-@click.option(
-    "--sign-with",
-    "sign_with",
-    multiple=True,
-    envvar=SIGN_VARIABLE,
-    metavar="URI",
-    help="Sign the release here, where the release key does not lie on the controller: a key file or any"
-    f" securesystemslib URI. [default: ${SIGN_VARIABLE}]",
-)
-@click.option("--yes", is_flag=True, help="Sign without asking.")
+@now_option
+@wait_option
+@sign_with_option
+@yes_option
 @json_option
 @click.pass_obj
 def deploy(
@@ -168,21 +157,13 @@ def _built(target: Target, extras: tuple[str, ...], wheelhouse: Path | None, qui
 
 def _pushed(api: Api, kit: Kit, quiet: bool) -> dict[str, Any]:
     """Send the wheels of one kit."""
-    described, wheels = kit.described, kit.files[WHEELS]
+    described, wheels = kit.described, kit.files[WHEELS_FILE]
     extras = [one for one in described.extras if one != "agent"]
     query = {"version": described.version, "python": described.python, "machine": described.machine, "extra": extras}
     total = wheels.stat().st_size
-    with wheels.open("rb") as file:
-        if quiet:
-            answer: dict[str, Any] = api.upload("/v1/agents", file, total, **query)
-            return answer
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console(), transient=True) as progress:
-            task = progress.add_task(f"pushing agent {described.version}", total=total)
-            told: dict[str, Any] = api.upload(
-                "/v1/agents", file, total, lambda done, _: progress.update(task, completed=done), **query
-            )
-            return told
+    with wheels.open("rb") as file, upload_bar(f"pushing agent {described.version}", total, quiet=quiet) as told:
+        answer: dict[str, Any] = api.upload("/v1/agents", file, total, told, **query)
+    return answer
 
 
 def _builds_told(builds: list[dict[str, Any]]) -> str:

@@ -16,11 +16,17 @@ from edgesplit_cli.commands.limits import limit_options, limits_of, offload_opti
 from edgesplit_cli.commands.replan import replan_option, set_policy
 from edgesplit_cli.commands.rollout import all_devices
 from edgesplit_cli.commands.rollout_options import NAMES as ROLLOUT
-from edgesplit_cli.commands.rollout_options import rollout_body, rollout_options
+from edgesplit_cli.commands.rollout_options import (
+    now_option,
+    rollout_body,
+    rollout_options,
+    sign_with_option,
+    to_option,
+    wait_option,
+    yes_option,
+)
 from edgesplit_cli.planned import loss_told
-from edgesplit_cli.quantities import Number
 from edgesplit_cli.rollouts import exit_code, has_settled, looks
-from edgesplit_cli.settings import SIGN_VARIABLE
 from edgesplit_cli.show import console, json_option, plain, print_json, table
 
 POLL_S = 0.3
@@ -41,18 +47,11 @@ MOST_NAMED = 10
     metavar="LAYER",
     help="With --partition LAYER, behind a gateway: the last layer that runs on the gateway.",
 )
-@click.option(
-    "--to",
-    "targets",
-    multiple=True,
-    required=True,
-    metavar="DEVICE|group=NAME|EXPRESSION|all",
-    help="Where to, as in 'site=oslo and not kind=lab'; may be given several times.",
-)
+@to_option
 @rollout_options
 @limit_options
 @offload_option
-@click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
+@now_option
 @click.option(
     "--encrypt",
     is_flag=True,
@@ -64,19 +63,9 @@ MOST_NAMED = 10
     help="Sign with the planner's key: only another cut of a model that was released before.",
 )
 @replan_option
-@click.option(
-    "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Follow the rollout until it ends."
-)
-@click.option(
-    "--sign-with",
-    "sign_with",
-    multiple=True,
-    envvar=SIGN_VARIABLE,
-    metavar="URI",
-    help=f"Sign the release here, where the release key does not lie on the controller: a key file or any "
-    f"securesystemslib URI. [default: ${SIGN_VARIABLE}]",
-)
-@click.option("--yes", is_flag=True, help="Sign without asking.")
+@wait_option
+@sign_with_option
+@yes_option
 @json_option
 @click.pass_obj
 def deploy(

@@ -13,13 +13,12 @@ from urllib.parse import quote
 
 import click
 import msgspec
-from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.text import Text
 
 from edgesplit.errors import UsageError
 from edgesplit.inputs import InputSpec
 from edgesplit_cli.api import Api
+from edgesplit_cli.commands.uploading import upload_bar
 from edgesplit_cli.show import console, fine_ms, headed, json_option, ms, print_json, share, size, table
 
 PICTURES = {".jpg", ".jpeg"}
@@ -62,19 +61,12 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
     FILE may be a folder that holds one model; weights that lie beside an .onnx go with it.
     """
     api = Api.of(data)
-    columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with (
-        _as_pushed(file) as (opened, total),
-        Progress(
-            *columns, console=None, disable=as_json or not console().is_terminal or total < 8 << 20, transient=True
-        ) as bar,
-    ):
-        task = bar.add_task(escape(f"pushing {file.name}"), total=total)
+    with _as_pushed(file) as (opened, total), upload_bar(f"pushing {file.name}", total, quiet=as_json) as told:
         stored = api.upload(
             "/v1/models",
             opened,
             total,
-            lambda done, _: bar.update(task, completed=done),
+            told,
             name=name,
             input=input_spec,
             bind=list(bindings) or None,

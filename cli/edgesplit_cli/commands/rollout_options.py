@@ -7,7 +7,32 @@ from typing import Any, TypeVar
 
 import click
 
+from edgesplit_cli.quantities import Number
+from edgesplit_cli.settings import SIGN_VARIABLE
+
 F = TypeVar("F", bound=Callable[..., Any])
+to_option = click.option(
+    "--to",
+    "targets",
+    multiple=True,
+    required=True,
+    metavar="DEVICE|group=NAME|EXPRESSION|all",
+    help="Where to, as in 'site=oslo and not kind=lab'; may be given several times.",
+)
+now_option = click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
+wait_option = click.option(
+    "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Follow the rollout until it ends."
+)
+sign_with_option = click.option(
+    "--sign-with",
+    "sign_with",
+    multiple=True,
+    envvar=SIGN_VARIABLE,
+    metavar="URI",
+    help="Sign the release here, where the release key does not lie on the controller: a key file or any"
+    f" securesystemslib URI. [default: ${SIGN_VARIABLE}]",
+)
+yes_option = click.option("--yes", is_flag=True, help="Sign without asking.")
 NAMES = (
     "canary", "then", "rate", "abort_when_failed", "next_when_succeeded", "device_timeout", "timeouts_count", "approve",
     "approve_stages", "at", "between", "gates", "gate_after", "prefer", "follow", "rollback_when_failed", "unless_busy",

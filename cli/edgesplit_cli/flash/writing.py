@@ -30,7 +30,7 @@ class Written:
 
 
 def write_image(source: IO[bytes], size: int, table_bytes: int, medium: Medium, told: Told) -> Written:
-    """All of the image but its first `table_bytes`, which are zeros for now."""
+    """All of the image but its first `table_bytes`, which stay zeros until `finish`."""
     if medium.size is not None and size > medium.size:
         raise UsageError(f"the image needs {size} bytes, and {medium.name} has {medium.size}: take a larger card")
     held = min(table_bytes, MOST_TABLE)

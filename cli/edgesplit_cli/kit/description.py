@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from edgesplit.agent_release import WHEELS_FILE
 from edgesplit.errors import MalformedMessage, UsageError
 
 FORMAT = "edgesplit.kit/1"
 NAME = "kit.json"
 INSTALLER = "install.sh"
-WHEELS = "wheels.tar"
+WHEELS = WHEELS_FILE
 INTERPRETER = "python.tar.gz"
 CORAL = "coral.tar"
 FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}(\.[a-z0-9]{1,8}){1,2}")

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 
 from edgesplit.agent_release import Target
-from edgesplit.errors import Busy
 from edgesplit_controller.api.access import about, operator_routes, viewer_routes
 from edgesplit_controller.api.bodies import DeployAgentBody
-from edgesplit_controller.api.reading import receive
+from edgesplit_controller.api.reading import uploaded
 from edgesplit_controller.api.shapes import AgentShape, Deployed, PushedAgent, answers
 from edgesplit_controller.api.work import controller_of, heavily
 
@@ -37,18 +36,9 @@ async def push_agent(
 ) -> dict[str, Any]:
     """The body is the wheels of that version of the agent, for one Python and machine."""
     about(request, version)
-    controller = controller_of(request)
-    if not request.app.state.pushing.acquire(blocking=False):
-        raise Busy("four files are on their way already; try again later")
-    try:
-        part = controller.blobs.incoming_file()
-        try:
-            await receive(request, part)
-            return await heavily(request, controller.agents.push, part, version, Target(python, machine), extra or [])
-        finally:
-            part.unlink(missing_ok=True)
-    finally:
-        request.app.state.pushing.release()
+    push = controller_of(request).agents.push
+    async with uploaded(request, "files") as part:
+        return await heavily(request, push, part, version, Target(python, machine), extra or [])
 
 
 @viewers.get("/agents", responses=answers(list[AgentShape]))

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from fastapi.responses import FileResponse
 
-from edgesplit.errors import Busy, UsageError
+from edgesplit.errors import UsageError
 from edgesplit_controller.api.access import about, operator_routes, viewer_routes
 from edgesplit_controller.api.bodies import ProfileBody, SamplesBody
-from edgesplit_controller.api.reading import from_base64, parse_bindings, receive
+from edgesplit_controller.api.reading import from_base64, parse_bindings, uploaded
 from edgesplit_controller.api.shapes import CostsShape, ModelLine, ModelShape, SamplesShape, answers, answers_with
 from edgesplit_controller.api.work import controller_of, heavily
 
@@ -34,18 +34,8 @@ async def push_model(
     """The body is the model file."""
     about(request, name)
     bindings = parse_bindings(bind or [])
-    controller = controller_of(request)
-    if not request.app.state.pushing.acquire(blocking=False):
-        raise Busy("four model files are on their way already; try again later")
-    try:
-        part = controller.blobs.incoming_file()
-        try:
-            await receive(request, part)
-            return await heavily(request, controller.push, part, name, input, bindings)
-        finally:
-            part.unlink(missing_ok=True)
-    finally:
-        request.app.state.pushing.release()
+    async with uploaded(request, "model files") as part:
+        return await heavily(request, controller_of(request).push, part, name, input, bindings)
 
 
 @viewers.get("/models", responses=answers(list[ModelLine]))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from edgesplit.errors import EdgeError, LinkError, UsageError
+from edgesplit.errors import Busy, EdgeError, LinkError, UsageError
+from edgesplit_controller.api.work import controller_of
 
 BLOCK_BYTES = 1 << 20
 
@@ -24,6 +27,22 @@ def parse_bindings(words: list[str]) -> dict[str, int]:
             raise UsageError(f"bind {word[:80]!r}: it must be DIMENSION=LENGTH, as in batch=1")
         bindings[name] = int(length)
     return bindings
+
+
+@asynccontextmanager
+async def uploaded(request: Request, what: str) -> AsyncIterator[Path]:
+    """The body as a file among what comes in, for as long as it is looked at. Busy where too many of `what` come."""
+    if not request.app.state.pushing.acquire(blocking=False):
+        raise Busy(f"four {what} are on their way already; try again later")
+    try:
+        part = controller_of(request).blobs.incoming_file()
+        try:
+            await receive(request, part)
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+    finally:
+        request.app.state.pushing.release()
 
 
 async def receive(request: Request, part: Path) -> None:

@@ -69,13 +69,13 @@ class Noting:
         while not self._ending.wait(EVERY_S):
             try:
                 self.step()
-            except Exception:
+            except Exception:  # the next look may do better, and nobody would look again
                 log.exception("the parts could not be looked at")
 
 
 def _looked(look: Look) -> Seen | None:
     try:
         return look()
-    except Exception:
+    except Exception:  # one part that cannot be looked at hides no other
         log.exception("a part could not be looked at")
         return None
