@@ -1,23 +1,26 @@
-"""The process's way to the one that gathers a kind of requests, where that is another: asked over a link, waited for.
+"""The process's way to the one that gathers a kind of requests, where that is another: asked over a link, told by it.
 
 Requests of a model that gains by company run together only in one process. Which one that is the supervisor says, when
 a process has measured the gain and seeks it. Until then, and whenever that process is lost, requests run here: nobody
-waits for company. A request that is asked for again after a link broke is only computed twice.
+waits for company. A request that is asked for again after a link broke is only computed twice. All of it is done by the
+thread that leads (`loop`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import monotonic
 
-from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage
+from edgesplit.errors import DeadlineExceeded, EdgeError, LinkError, MalformedMessage
 from edgesplit_offload import hop
-from edgesplit_offload.turns import GONE, LATE, patience_s
+from edgesplit_offload.loop import Loop
+from edgesplit_offload.turns import GONE, LATE, LOOK_UP_S
 from edgesplit_offload.waiting import Job
 
 log = logging.getLogger(__name__)
@@ -27,86 +30,98 @@ SILENT_S, SILENT_RUNS = 2.0, 4.0
 """A process that says nothing for so long, and for so many of the longest runs, while requests wait for it, hangs..."""
 LEFT_ALONE_S = 30.0
 """...and is not sought again for so long. The supervisor ends it some time later."""
-
-
-class _Lost(Exception):
-    """The link broke before an answer came."""
-
-
-class _Silent(Exception):
-    """The other process hangs."""
+Here = Callable[[Job], None]
+"""Runs a request in this process after all."""
 
 
 class _Line:
     """A link to the process that gathers, and the requests that wait for it."""
 
-    def __init__(self, sock: socket.socket, told_load: Callable[[float], None], lost: Callable[[], None]) -> None:
+    def __init__(self, elsewhere: Elsewhere, kind: str, sock: socket.socket, loop: Loop) -> None:
+        self._elsewhere = elsewhere
+        self._kind = kind
         self._link = hop.Link(sock)
-        self._told_load = told_load
-        self._lost = lost
-        self._lock = threading.Lock()
+        self._loop = loop
         self._numbers = count(1)
-        self._waiting: dict[int, Job] | None = {}
-        self.heard_at = monotonic()
-        """When the other end said something."""
-        threading.Thread(target=self._listen, name="hop", daemon=True).start()
+        self._waiting: dict[int, tuple[Job, Here]] = {}
+        self._heard_at = monotonic()
+        self._will_flush = False
 
-    def ask(self, model: str, job: Job) -> int:
-        """Send it, without waiting; its number. `_Lost` where the link has broken already."""
+    def ask(self, model: str, job: Job, here: Here) -> None:
+        """Send it, at the end of this turn."""
         described, buffers = hop.described(job.given)
         left_s = None if job.deadline is None else max(0.0, job.deadline - monotonic())
-        with self._lock:
-            if self._waiting is None:
-                raise _Lost
-            number = next(self._numbers)
-            self._waiting[number] = job
-        self._link.send([(hop.Run(number, model, left_s, job.client, described), buffers)])
-        return number  # one that could not be sent is told with the others, when the listening thread sees the end
+        number = next(self._numbers)
+        if not self._waiting:
+            self._heard_at = monotonic()
+        self._waiting[number] = job, here
+        self._link.send(hop.Run(number, model, left_s, job.client, described), buffers)
+        self._loop.look_by(min(job.end, job.arrived + LOOK_UP_S))
+        if not self._will_flush:  # all that are read in one turn go by one call of the kernel
+            self._will_flush = True
+            self._loop.post(self._flush)
 
-    def end(self) -> None:
-        """Whoever waits for it is told that it is lost."""
-        self._link.end()
-
-    def forget(self, number: int) -> bool:
-        """Whether that one was waited for until now, and is not any more."""
-        with self._lock:
-            return self._waiting is not None and self._waiting.pop(number, None) is not None
-
-    def leave(self, number: int) -> None:
-        """Nobody waits for that one any more: the other end is told."""
-        if self.forget(number):
-            self._link.send([(hop.Leave(number), ())])
-
-    def _listen(self) -> None:
+    def ready(self, _: int) -> None:
+        """Something happened at the link."""
         try:
             for message, body in self._link.received():
-                self.heard_at = monotonic()
+                self._heard_at = monotonic()
                 self._heard(message, body)
         except MalformedMessage as error:
             log.error("the process that gathers spoke nonsense: %s", error)
-        finally:
             self._link.close()
-            self._lost()
-            with self._lock:
-                left, self._waiting = self._waiting or {}, None
-            for job in left.values():
-                job.error = _Lost()
-                job.wake.release()
+        self._flush()
+
+    def look(self, now: float) -> float:
+        """Let those go whose time is up or whose clients have gone; the moment of the next look, as far as it is
+        known here."""
+        for number, (job, _) in list(self._waiting.items()):
+            if now > job.end or job.is_gone():
+                del self._waiting[number]
+                self._link.send(hop.Leave(number))
+                _over(job, DeadlineExceeded(LATE) if now > job.end else LinkError(GONE))
+        patient_s = max((SILENT_RUNS * job.pace.seconds(job.pace.most) for job, _ in self._waiting.values()), default=0)
+        if self._waiting and now - self._heard_at > max(SILENT_S, patient_s):
+            log.warning("the process that gathers %s says nothing: its requests run here", self._kind[:12])
+            self._elsewhere.leave_alone(self._kind)
+            self._link.close()
+        self._link.look(now)
+        self._flush()
+        ends = min((job.end for job, _ in self._waiting.values()), default=math.inf)
+        return min(ends, now + LOOK_UP_S) if self._waiting or self._link.is_stuck else math.inf
+
+    def _flush(self) -> None:
+        self._will_flush = False
+        self._link.flush()
+        descriptor = self._link.descriptor
+        if not self._link.is_over or descriptor < 0:
+            return
+        self._loop.forget(descriptor)
+        self._link.release()
+        self._elsewhere.lost(self._kind, self)
+        waiting, self._waiting = self._waiting, {}
+        for job, here in waiting.values():
+            here(job)
 
     def _heard(self, message: hop.Message, body: memoryview) -> None:
         if not isinstance(message, hop.Ran | hop.Failed):
             raise MalformedMessage(type(message).__name__)
-        with self._lock:
-            job = self._waiting.pop(message.number, None) if self._waiting is not None else None
-        if job is None:
+        job, here = self._waiting.pop(message.number, (None, None))
+        if job is None or here is None:
             return
         if isinstance(message, hop.Failed):
-            job.error = hop.error_of(message)
-        else:
-            job.value = hop.tensors_of(message.tensors, body)
-            job.run_s, job.together, job.leads = message.run_s, message.together, message.leads
-            self._told_load(message.load)
-        job.wake.release()
+            error = hop.error_of(message)
+            if isinstance(error, hop.Alone):
+                self._elsewhere.here(self._kind)
+                here(job)
+            else:
+                _over(job, error)
+            return
+        job.value = hop.tensors_of(message.tensors, body)
+        job.run_s, job.together, job.leads = message.run_s, message.together, message.leads
+        job.queue_s = max(0.0, monotonic() - job.arrived - job.run_s)
+        self._elsewhere.told_load(message.load)
+        _over(job, None)
 
 
 @dataclass
@@ -119,76 +134,74 @@ class _Way:
 
 
 class Elsewhere:
-    """By kind, where its requests are gathered. Thread-safe."""
+    """By kind, where its requests are gathered."""
 
     def __init__(self, seek: Callable[[str], object]) -> None:
         """`seek`: asks the supervisor, who answers by `here` or `there` some time."""
         self._seek = seek
-        self._lock = threading.Lock()
         self._ways: dict[str, _Way] = {}
+        self._loop: Loop | None = None
         self.told_load: Callable[[float], None] = lambda load: None
         """Told of the load at the process that ran a request."""
 
+    def serve(self, loop: Loop, told_load: Callable[[float], None]) -> None:
+        """Whose thread does all this. Before anything else."""
+        self._loop, self.told_load = loop, told_load
+
     def here(self, kind: str) -> None:
-        """This process gathers them."""
-        with self._lock:
-            self._ways.setdefault(kind, _Way()).is_here = True
+        """This process gathers them. From any thread."""
+        self._way(kind).is_here = True
 
     def there(self, kind: str, sock: socket.socket) -> None:
-        """The process at the other end of `sock` does."""
-        with self._lock:
-            way = self._ways.setdefault(kind, _Way())
-            way.line = _Line(sock, self.told_load, lambda: self._lost(kind))
+        """The process at the other end of `sock` does. From any thread."""
+        assert self._loop is not None
+        self._loop.post(partial(self._there, kind, sock, self._loop))
 
-    def answered(self, kind: str, model: str, job: Job) -> bool:
-        """Whether the process that gathers this kind has run it: `job` has its value. False: it is to be run here.
+    def _there(self, kind: str, sock: socket.socket, loop: Loop) -> None:
+        line = self._way(kind).line = _Line(self, kind, sock, loop)
+        loop.watch(sock.fileno(), line.ready)
 
-        Whatever that process refused it for, DeadlineExceeded, and LinkError where nobody waits for the result."""
+    def takes(self, kind: str, model: str, job: Job, here: Here) -> bool:
+        """Whether the process that gathers this kind is to run it: then `job`'s home is told, as if it had been run
+        here, or `here` is called after all."""
         line = self._line(kind)
         if line is None:
             return False
         job.arrived = monotonic()
-        try:
-            self._wait(line, line.ask(model, job), job)
-        except _Lost:
-            return False
-        except _Silent:
-            log.warning("the process that gathers %s says nothing: its requests run here for a while", kind[:12])
-            with self._lock:
-                self._ways[kind].seek_at = monotonic() + LEFT_ALONE_S
-            line.end()
-            return False
-        if isinstance(job.error, _Lost | hop.Alone):
-            if isinstance(job.error, hop.Alone):
-                self.here(kind)
-            job.error = None
-            return False
-        if job.error is not None:
-            raise job.error
-        job.queue_s = max(0.0, monotonic() - job.arrived - job.run_s)
+        line.ask(model, job, here)
         return True
 
-    @staticmethod
-    def _wait(line: _Line, number: int, job: Job) -> None:
-        patient_s = max(SILENT_S, SILENT_RUNS * job.pace.seconds(job.pace.most))
-        while not job.wake.acquire(timeout=patience_s(job)):
-            now = monotonic()
-            if now > job.end or job.is_gone():
-                line.leave(number)
-                raise DeadlineExceeded(LATE) if now > job.end else LinkError(GONE)
-            if now - max(job.arrived, line.heard_at) > patient_s and line.forget(number):
-                raise _Silent
+    def look(self, now: float) -> float:
+        """At all that wait; the moment of the next look, as far as it is known here."""
+        lines = [way.line for way in list(self._ways.values()) if way.line is not None]
+        return min((line.look(now) for line in lines), default=math.inf)
+
+    def leave_alone(self, kind: str) -> None:
+        """Do not seek that one for a while."""
+        self._way(kind).seek_at = monotonic() + LEFT_ALONE_S
+
+    def lost(self, kind: str, line: _Line) -> None:
+        """That line is over."""
+        way = self._way(kind)
+        if way.line is line:
+            way.line = None
 
     def _line(self, kind: str) -> _Line | None:
-        with self._lock:
-            way = self._ways.setdefault(kind, _Way())
-            now = monotonic()
-            if way.is_here or way.line is not None or now < way.seek_at:
-                return None if way.is_here else way.line
+        way = self._way(kind)
+        if way.is_here or way.line is not None:
+            return None if way.is_here else way.line
+        now = monotonic()
+        if now >= way.seek_at:
             way.seek_at = now + SEEK_AGAIN_S
-        self._seek(kind)
+            self._seek(kind)
         return None
 
-    def _lost(self, kind: str) -> None:
-        with self._lock:
-            self._ways[kind].line = None
+    def _way(self, kind: str) -> _Way:
+        return self._ways.setdefault(kind, _Way())
+
+
+def _over(job: Job, error: EdgeError | None) -> None:
+    """Its home is told."""
+    job.error, job.is_over = error, True
+    if job.home is not None:
+        job.home.over([job])

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import socket
 import struct
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from time import monotonic
 
 import msgspec
 import numpy as np
@@ -43,7 +42,6 @@ _LENGTHS = struct.Struct("!IQ")
 _SCRATCH = 1 << 17
 _TOGETHER = 200
 """Buffers handed to the kernel by one call; it takes 1,024 at most."""
-_TIME = struct.Struct("ll")
 
 
 class Alone(EdgeError):
@@ -149,84 +147,112 @@ def error_of(told: Failed) -> EdgeError:
 
 
 class Link:
-    """One end. Sending is safe from any thread, receiving is one thread's."""
+    """One end, which never waits. Looked after by the thread that leads (`loop`)."""
 
     def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
         self._sock = sock
-        seconds, part = divmod(TAKEN_WITHIN_S, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(int(seconds), int(part * 1e6)))
-        self._sending = threading.Lock()
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._begin = self._end = 0
+        self._received = self._messages()
+        self._out: list[bytes | memoryview] = []
+        self._taken_at = monotonic()
+        self.is_over = False
 
-    def send(self, messages: Sequence[tuple[Message, Sequence[memoryview]]]) -> bool:
-        """Whether all of them went out: the other end may have gone, or not be reading."""
-        parts: list[bytes | memoryview] = []
-        for message, buffers in messages:
-            head = _ENCODER.encode(message)
-            parts += [_LENGTHS.pack(len(head), sum(len(one) for one in buffers)) + head, *buffers]
-        with self._sending:
-            try:
-                for one in _runs(parts, _TOGETHER):
-                    self._send_all(one)
-            except OSError:
-                self.end()
-                return False
-        return True
+    @property
+    def descriptor(self) -> int:
+        """Of the socket."""
+        return self._sock.fileno()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Is there something that the other end has not taken?"""
+        return bool(self._out) and not self.is_over
+
+    def send(self, message: Message, buffers: Sequence[memoryview] = ()) -> None:
+        """Have it sent by the next `flush`."""
+        head = _ENCODER.encode(message)
+        if not self._out:
+            self._taken_at = monotonic()
+        self._out += [_LENGTHS.pack(len(head), sum(len(one) for one in buffers)) + head, *buffers]
+
+    def flush(self) -> None:
+        """Send as much as the other end takes now."""
+        try:
+            while self._out and not self.is_over:
+                some = self._out[:_TOGETHER]
+                sent = self._sock.sendmsg(some)
+                self._taken_at = monotonic()
+                done = 0
+                while done < len(some) and sent >= len(some[done]):
+                    sent -= len(some[done])
+                    done += 1
+                del self._out[:done]
+                if sent:
+                    self._out[0] = memoryview(self._out[0])[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
 
     def received(self) -> Iterator[tuple[Message, memoryview]]:
-        """What the other end says, and the bytes behind it, until it has gone."""
-        try:
-            while True:
-                head, body = _LENGTHS.unpack(self._exactly(_LENGTHS.size))
-                if head > LONGEST_HEAD or body > LIMITS.http_body_bytes:
-                    return
-                yield _DECODER.decode(self._exactly(head)), self._exactly(body)
-        except (OSError, LinkError, msgspec.MsgspecError, UnicodeDecodeError):
-            return
+        """What the other end has said, and the bytes behind it; then it may have gone (`is_over`)."""
+        for one in self._received:
+            if one is None:
+                return
+            yield one
+        self.close()
 
-    def end(self) -> None:
-        """Both sides see that it is over; the thread that receives wakes."""
+    def look(self, now: float) -> None:
+        """A peer that reads nothing for so long is given up."""
+        if self._out and now - self._taken_at > TAKEN_WITHIN_S:
+            self.close()
+
+    def close(self) -> None:
+        """Both sides see that it is over."""
+        self.is_over = True
+        self._out.clear()
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """By the thread that received."""
-        self.end()
+    def release(self) -> None:
+        """Give the socket up, once nobody watches it."""
+        self.close()
         self._sock.close()
 
-    def _send_all(self, parts: Sequence[bytes | memoryview]) -> None:
-        sent = self._sock.sendmsg(parts)
-        if sent < sum(len(one) for one in parts):
-            self._sock.sendall(memoryview(b"".join(parts))[sent:])
+    def _messages(self) -> Iterator[tuple[Message, memoryview] | None]:
+        """All of them; None where there is no more now. The end is an end."""
+        with suppress(OSError, LinkError, msgspec.MsgspecError, UnicodeDecodeError):
+            while True:
+                head, body = _LENGTHS.unpack((yield from self._exactly(_LENGTHS.size)))
+                if head > LONGEST_HEAD or body > LIMITS.http_body_bytes:
+                    return
+                message = _DECODER.decode((yield from self._exactly(head)))
+                yield message, (yield from self._exactly(body))
 
-    def _exactly(self, count: int) -> memoryview:
+    def _exactly(self, count: int) -> Generator[None, None, memoryview]:
         """The next `count` bytes, in memory of their own."""
         taken = np.empty(count, np.uint8).data
         have = 0
         while have < count:
-            if self._begin == self._end and count - have >= _SCRATCH:
-                have += self._got(self._sock.recv_into(taken[have:]))
+            if self._begin < self._end:
+                step = min(count - have, self._end - self._begin)
+                taken[have : have + step] = self._scratch[self._begin : self._begin + step]
+                have, self._begin = have + step, self._begin + step
                 continue
-            if self._begin == self._end:
-                self._begin, self._end = 0, self._got(self._sock.recv_into(self._scratch))
-            step = min(count - have, self._end - self._begin)
-            taken[have : have + step] = self._scratch[self._begin : self._begin + step]
-            have, self._begin = have + step, self._begin + step
+            large = count - have >= _SCRATCH
+            try:
+                got = self._sock.recv_into(taken[have:] if large else self._scratch)
+            except BlockingIOError:
+                yield None
+                continue
+            if not got:
+                raise LinkError("the other process has gone")
+            if large:
+                have += got
+            else:
+                self._begin, self._end = 0, got
         return taken
-
-    @staticmethod
-    def _got(count: int) -> int:
-        if not count:
-            raise LinkError("the other process has gone")
-        return count
-
-
-def _runs(parts: Sequence[bytes | memoryview], most: int) -> Iterator[list[bytes | memoryview]]:
-    """The parts, so many at a time."""
-    rest = iter(parts)
-    while some := list(islice(rest, most)):
-        yield some
 
 
 settle(__name__)

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from edgesplit.accepting import listening_socket, server_url
 from edgesplit.errors import EdgeError, UsageError
-from edgesplit.http1 import Response, listening_socket, server_url
+from edgesplit.http1 import Response
 from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
 from edgesplit.seen import logs, spans
 from edgesplit.seen.exposition import PATH, metrics_response

@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import re
 import socket
 import ssl
 import threading
 import uuid
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import cast
 
 import edgesplit
-from edgesplit import codecs, oip
-from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
+from edgesplit import oip
+from edgesplit.bodies import decoded
 from edgesplit.errors import EdgeError, NotFound
-from edgesplit.http1 import Request, Response, Server, error_response, json_response, response_to
-from edgesplit.runtime import Runtime, Tensor
+from edgesplit.http1 import Request, Response, answer_of, error_response, json_response
+from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.seen import families
 from edgesplit.seen.ledger import Series, gauge
@@ -38,9 +39,12 @@ from edgesplit.seen.spans import OFF, Tracer
 from edgesplit.seen.timeline import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN
 from edgesplit_offload.counts import Counts
 from edgesplit_offload.elsewhere import Elsewhere
+from edgesplit_offload.front import Front
 from edgesplit_offload.gain import CLOCKS, Background
 from edgesplit_offload.gathering import Gathering
 from edgesplit_offload.half import FarHalf, OpenRelease
+from edgesplit_offload.inferring import QUEUE_HEADER, Answer, Inferring, encoded_answer, error_answer, given
+from edgesplit_offload.loop import Loop
 from edgesplit_offload.management import Management
 from edgesplit_offload.memory import Memory
 from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, Tensors, deadline_left_s
@@ -54,10 +58,10 @@ from edgesplit_offload.warming import Warming
 
 log = logging.getLogger(__name__)
 
-SECONDS_HEADER = "edgesplit-seconds"
-QUEUE_HEADER = "edgesplit-queue-seconds"
-LOAD_HEADER = "edgesplit-load"
 WAITING_PER_RUN = 16
+SHORT_RUN_S = 0.005
+"""What is not expected to take longer the leader runs by itself, where nothing else could begin meanwhile."""
+STOP_S = 5.0
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
 SERIES = "series"
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<verb>/ready|/config|/infer)?")
@@ -121,11 +125,18 @@ class OffloadServer:
         )
         cores = max(1, (os.cpu_count() or 1) // threads)
         runs = at_once or cores
-        self._turns = Turns(runs, WAITING_PER_RUN * runs if waiting is None else waiting, cores if elsewhere else runs)
-        self._gathering = Gathering(self._shelf, self._turns, self._asked)
+        self._loop = Loop(self._run, self._look)
+        self._turns = Turns(
+            runs, WAITING_PER_RUN * runs if waiting is None else waiting, cores if elsewhere else runs,
+            self._loop.lend, self._loop.away,
+        )  # fmt: skip
+        self._gathering = Gathering(self._shelf, self._turns, self._loop, self._asked)
         self._elsewhere = elsewhere
         if elsewhere is not None:
-            elsewhere.told_load = self._turns.told_load
+            elsewhere.serve(self._loop, self._turns.told_load)
+        self._inferring = Inferring(
+            self._shelf, self._turns, self._loop, elsewhere, (self._visits, self._counts), self._asked
+        )
         self._measuring = Background() if batching else None
         self._clock = CLOCKS[threads == 1]
         self._warming = Warming(folder, self._shelf)
@@ -133,8 +144,8 @@ class OffloadServer:
         self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
         self._siblings.listen({**self._management.answerers, SERIES: lambda _: told(self._mark, self.series())})
         self._ending = threading.Event()
-        self.http = Server(
-            self._answer, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
+        self.http = Front(
+            self._handle, self._loop, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
         )
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
             "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
@@ -159,7 +170,8 @@ class OffloadServer:
         self.look_out()
 
     def look_out(self) -> None:
-        """Get releases ready as they come."""
+        """Serve what is handed over, and get releases ready as they come."""
+        self._loop.start()
         self._warming.start()
 
     def stop(self, drain_s: float = 5.0) -> None:
@@ -169,7 +181,7 @@ class OffloadServer:
         if self._measuring is not None:
             self._measuring.stop()
         self.http.stop(drain_s)
-        self._turns.stop()
+        self._loop.stop(STOP_S)
         if self._onward is not None:
             self._onward.close()
 
@@ -185,6 +197,37 @@ class OffloadServer:
         """For how long the oldest run has been running: a model that never returns shows here."""
         return self._turns.longest_s()
 
+    def _run(self) -> None:
+        """All that was ready has been read: do what may run now, this thread or another. By the leader."""
+        while (run := self._turns.next_run()) is not None:
+            pace, count = run.members[0].pace, len(run.members)
+            is_short = self._turns.is_full() and 0 < pace.seconds(count) <= SHORT_RUN_S
+            if self._turns.waiting:
+                self._loop.post(_nothing)  # whoever leads then looks here again before it waits
+            if self._loop.is_mine and not is_short:
+                self._loop.hand_over()
+            self._turns.do(run)
+            if self._loop.is_mine:
+                return  # what came meanwhile is read before the next
+
+    def _look(self, now: float) -> float:
+        """Whose time is up? The moment of the next look. By the leader."""
+        there = math.inf if self._elsewhere is None else self._elsewhere.look(now)
+        return min(self._turns.look(now), self._gathering.look(now), there, self.http.look(now))
+
+    def _handle(self, request: Request, answer: Answer) -> None:
+        """Have it answered. By the leader, so what may take long is another thread's."""
+        began, path = perf_counter(), request.path.rstrip("/")
+        if request.method == "POST" and self._onward is None and request.peer_serial not in self._revoked:
+            found = _MODEL.fullmatch(path)
+            if found is not None and found["verb"] == "/infer" and found["version"] in (None, VERSION):
+                self._inferring.begin(request, found["model"], answer, began)
+                return
+        if path in self._fixed:
+            answer(answer_of(self._answer, request))
+        else:
+            self._loop.lend(lambda: answer(answer_of(self._answer, request)))
+
     def _answer(self, request: Request) -> Response:
         """The response, with what it took in here and how loaded that is."""
         began = perf_counter()
@@ -193,17 +236,10 @@ class OffloadServer:
                 self._visits.refused()
                 return error_response(403, "this certificate was revoked")
             response = self._route(request)
-        except UnknownCoding as error:
-            response = error_response(415, str(error), {"accept-encoding": ", ".join(CODINGS)})
         except EdgeError as error:
-            response = response_to(error)
-        told = {SECONDS_HEADER: f"{perf_counter() - began:.6f}", LOAD_HEADER: f"{max(1.0, self._turns.load):.3f}"}
-        return Response(response.status, {**response.headers, **told}, response.body, after=self._add_up)
-
-    def _add_up(self) -> None:
-        """What was noted of many requests is counted when one more answer has gone, and nobody waits for that."""
-        self._visits.ledger.add_up_if_due()
-        self._counts.add_up_if_due()
+            response = error_answer(error)
+        told = self._inferring.told(began)
+        return Response(response.status, {**response.headers, **told}, response.body, after=self._inferring.add_up)
 
     def _route(self, request: Request) -> Response:
         path = request.path.rstrip("/")
@@ -222,10 +258,9 @@ class OffloadServer:
         if found["version"] not in (None, VERSION):
             raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
         if verb == "/infer":
+            assert self._onward is not None, "else it is not asked here"
             with self._visits.visit(request) as visit:
-                if self._onward is not None:
-                    return self._infer_or_relay(request, found["model"], self._onward, visit)
-                return self._infer(request, self._shelf.model(found["model"]), visit)
+                return self._infer_or_relay(request, found["model"], self._onward, visit)
         return self._of_model(self._shelf.model(found["model"]), verb)
 
     def _of_model(self, model: RemoteModel, verb: str | None) -> Response:
@@ -241,7 +276,7 @@ class OffloadServer:
         try:
             model = self._shelf.model(name)
             if model.through_gateway:
-                return self._infer(request, model, visit)
+                return self._infer(request, model, visit, onward)
         except NOT_HERE as error:
             log.info("%s is relayed: %s", name[:200], error)
         visit.model, visit.row = RELAYED, ""
@@ -249,11 +284,12 @@ class OffloadServer:
         with visit.timeline.phase(HOP):
             return onward.relay(request, deadline_left_s(request, body))
 
-    def _infer(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
+    def _infer(self, request: Request, model: RemoteModel, visit: Visit, onward: Onward) -> Response:
+        """The row's answers, by the slices here and the next tier's."""
         arrived = perf_counter()
         visit.model, visit.row = model.served, model.row.name
         try:
-            response = self._inferred(request, model, visit)
+            response = self._inferred(request, model, visit, onward)
         except Exception:
             self._counts.failed(model.name, perf_counter() - arrived)
             raise
@@ -267,61 +303,39 @@ class OffloadServer:
         if self._measuring is not None and half.first_asked():
             self._measuring.ask(partial(half.measure, self._clock))
 
-    def _inferred(self, request: Request, model: RemoteModel, visit: Visit) -> Response:
+    def _inferred(self, request: Request, model: RemoteModel, visit: Visit, onward: Onward) -> Response:
         arrived, began, timeline = monotonic(), perf_counter(), visit.timeline
         try:
-            given, inputs = _given(request, model)
+            wanted, inputs = given(request, model)
         finally:
             timeline.since(DECODE, began)
-        patience_s = oip.timeout_s(given.parameters)
+        patience_s = oip.timeout_s(wanted.parameters)
         deadline = None if patience_s is None else arrived + patience_s
-        asked = Asked(given.id, inputs, deadline, request.closed, visit.timeline)
-        finished = self._finish(model, asked, request.peer, visit)
+        asked = Asked(wanted.id, inputs, deadline, request.closed, timeline)
+        run = partial(self._taken, asked, request.peer, visit)
+        finished = onward.finish(model, asked, run) if model.row.hops else Finished(run(model, inputs), {})
         began = perf_counter()
-        outputs = oip.pick_outputs(finished.outputs, given.outputs)
-        answer = oip.InferResponse(model.name, outputs, VERSION, given.id)
-        buffers, length = oip.encode_response(answer, given.binary_outputs)
-        buffers, coded = _coded(buffers, request.headers.get("accept-encoding", ""))
+        headers, buffers = encoded_answer(model, wanted, finished.outputs, request.headers.get("accept-encoding", ""))
         timeline.since(ENCODE, began)
-        visit.sent = sum(len(part) for part in buffers)
-        kind = {"content-type": "application/json" if length is None else "application/octet-stream"}
-        sized = {} if length is None else {oip.HEADER_LENGTH: str(length)}
-        queue = {QUEUE_HEADER: f"{visit.timeline.total(QUEUE):.6f}"}
-        return Response(200, {**kind, **sized, **coded, **queue, **finished.headers, **visit.headers()}, buffers)
+        visit.sent = sum(map(len, buffers))
+        queue = {QUEUE_HEADER: f"{timeline.total(QUEUE):.6f}"}
+        return Response(200, {**headers, **queue, **finished.headers, **visit.headers()}, buffers)
 
-    def _finish(self, model: RemoteModel, asked: Asked, client: str | None, visit: Visit) -> Finished:
-        """The row's answers: by the slices here, or of a gateway, by those here and the next tier's."""
-
-        def run(part: RemoteModel, inputs: Mapping[str, Tensor]) -> Tensors:
-            half = part.half
-            job = Job(inputs, half.run, half.pace, client, asked.deadline, asked.is_gone)
-            try:
-                if self._ran_elsewhere(part, job):
-                    return cast(Tensors, job.value)
-                if not half.is_loaded:
-                    with asked.timeline.phase(LOAD):
-                        half.load()
-                return self._taken(job)
-            finally:
-                visit.batch, visit.leads = max(1, job.together), job.leads
-                ran = job.arrived + job.queue_s
-                asked.timeline.add(QUEUE, job.arrived, ran if job.together else perf_counter())
-                if job.together:
-                    asked.timeline.add(RUN, ran, ran + job.run_s)
-
-        if self._onward is not None and model.row.hops:
-            return self._onward.finish(model, asked, run)
-        return Finished(run(model, asked.inputs), {})
-
-    def _ran_elsewhere(self, model: RemoteModel, job: Job) -> bool:
-        """Whether the process that gathers such requests has run it."""
-        if self._elsewhere is None or not model.half.travels or model.is_part:
-            return False
-        return self._elsewhere.answered(model.half.kind, model.name, job)
-
-    def _taken(self, job: Job) -> Tensors:
-        outputs: Tensors = self._turns.take(job)
-        return outputs
+    def _taken(self, asked: Asked, client: str | None, visit: Visit, part: RemoteModel, inputs: Tensors) -> Tensors:
+        """What a part of a row gives, when its turn has come."""
+        half = part.half
+        job = Job(inputs, half.run, half.pace, client, asked.deadline, asked.is_gone)
+        try:
+            if not half.is_loaded:
+                with asked.timeline.phase(LOAD):
+                    half.load()
+            return cast(Tensors, self._turns.take(job))
+        finally:
+            visit.batch, visit.leads = max(1, job.together), job.leads
+            ran = job.arrived + job.queue_s
+            asked.timeline.add(QUEUE, job.arrived, ran if job.together else perf_counter())
+            if job.together:
+                asked.timeline.add(RUN, ran, ran + job.run_s)
 
     def series(self) -> list[Series]:
         """What this process counted, and how it is now, for /metrics."""
@@ -338,22 +352,8 @@ class OffloadServer:
         ]
 
 
-def _given(request: Request, model: RemoteModel) -> tuple[oip.InferRequest, Mapping[str, Tensor]]:
-    """What is asked, and the inputs as the model takes them; MalformedMessage or UsageError where it cannot be."""
-    coding = request.headers.get("content-encoding", "")
-    body = decoded(request.body, coding, model.most_body_bytes) if coding else request.body
-    given = oip.decode_request(body, oip.header_length(request.headers))
-    inputs = codecs.decode_all(given.inputs, model.inputs, model.row.codecs)
-    oip.check_tensors(inputs, model.inputs)
-    if given.outputs:
-        oip.pick_outputs({spec.name: spec for spec in model.outputs}, given.outputs)
-    return given, inputs
-
-
-def _coded(buffers: oip.Buffers, accepts: str) -> tuple[oip.Buffers, Mapping[str, str]]:
-    """The body in a coding that its client accepts, where that is worth it, and the header that says so."""
-    coding = accepted(accepts) if accepts and sum(len(part) for part in buffers) >= COMPRESSED_FROM else ""
-    return ([encoded(buffers, coding)], {"content-encoding": coding}) if coding else (buffers, {})
+def _nothing() -> None:
+    """A turn is taken for it all the same."""
 
 
 def _not_allowed(method: str) -> Response:

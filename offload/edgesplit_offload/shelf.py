@@ -161,6 +161,15 @@ class Shelf:
             raise NotFound(f"unknown model: {error}") from error
         return opened.model(name, device_class, row_name)
 
+    def known(self, name: str) -> RemoteModel | None:
+        """The same without waiting: None where its release is not open yet."""
+        try:
+            digest, device_class, row_name = oip.parse_remote_name(name)
+        except MalformedMessage as error:
+            raise NotFound(f"unknown model: {error}") from error
+        opened = self._known(digest)
+        return None if opened is None else opened.model(name, device_class, row_name)
+
     def halves(self, digest: str) -> list[FarHalf]:
         """Every far half of that release that this server can run; NotFound, TrustError, as for a model of it."""
         opened = self._release(digest)

@@ -7,6 +7,7 @@ without an error. A request that names no model of ours is counted without a nam
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -19,6 +20,7 @@ from edgesplit.seen.timeline import SERVER_TIMING, Timeline, server_timing
 
 RELAYED = "(relayed)"
 """In a model's place: a gateway handed the whole request on."""
+_NOTHING = nullcontext()
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"),
     (DeadlineExceeded, "deadline"),
@@ -45,6 +47,11 @@ class Visit:
     sent: int = 0
     timeline: Timeline = field(default_factory=Timeline)
 
+    def working(self) -> AbstractContextManager[None]:
+        """A block that works for its trace."""
+        context = self.span.context
+        return _NOTHING if context is None else trace.working_for(context)
+
     def headers(self) -> dict[str, str]:
         """What its client is told of the phases so far, and of the trace."""
         told = {SERVER_TIMING: server_timing(self.timeline.seconds())}
@@ -61,10 +68,22 @@ class Visits:
         self.ledger = Ledger()
         self._tracer = tracer
 
-    def visit(self, request: Request) -> _Stay:
-        """A block from the request, whole, to its answer, not sent yet; gives its `Visit`."""
+    def begin(self, request: Request) -> Visit:
+        """Of a request that is whole: `ended` is to be called."""
         span = self._tracer.begin("offload", trace.given(request.headers))
-        return _Stay(self, Visit(span, received=len(request.body)))
+        return Visit(span, received=len(request.body))
+
+    @contextmanager
+    def visit(self, request: Request) -> Iterator[Visit]:
+        """A block from the request to its answer, not sent yet; gives its `Visit`."""
+        visit = self.begin(request)
+        try:
+            with visit.working():
+                yield visit
+        except Exception as error:
+            self.ended(visit, outcome(error), f"{type(error).__name__}: {error}"[:200])
+            raise
+        self.ended(visit, "answered")
 
     def refused(self) -> None:
         """A request was turned away before anybody looked at what it asked."""
@@ -82,31 +101,6 @@ class Visits:
         self.ledger.record(_entries(visit, how, took_s))
 
 
-class _Stay:
-    """What runs inside is for that request."""
-
-    __slots__ = ("_visit", "_visits", "_working")
-
-    def __init__(self, visits: Visits, visit: Visit) -> None:
-        self._visits = visits
-        self._visit = visit
-        context = visit.span.context
-        self._working = trace.working_for(context) if context is not None else None
-
-    def __enter__(self) -> Visit:
-        if self._working is not None:
-            self._working.__enter__()
-        return self._visit
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self._working is not None:
-            self._working.__exit__()
-        if error is None:
-            self._visits.ended(self._visit, "answered")
-        elif isinstance(error, Exception):
-            self._visits.ended(self._visit, outcome(error), f"{type(error).__name__}: {error}"[:200])
-
-
 def _entries(visit: Visit, how: str, took_s: float | None) -> Iterator[Entry]:
     """What is counted of it."""
     yield families.OFFLOAD_REQUESTS, (visit.model, visit.row, how), 1.0
@@ -121,6 +115,6 @@ def _entries(visit: Visit, how: str, took_s: float | None) -> Iterator[Entry]:
         yield families.OFFLOAD_PHASE_S, (visit.model, name), seconds
 
 
-def outcome(error: Exception) -> str:
+def outcome(error: BaseException) -> str:
     """One word of the few that a label may hold."""
     return next((word for kind, word in _OUTCOMES if isinstance(error, kind)), "failed")

@@ -12,10 +12,9 @@ all places are taken, the newest of the client that has most of them gives way t
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgesplit.errors import Busy, Crowding
@@ -25,14 +24,8 @@ SIDE_BY_SIDE = 2
 """Runs of one model that shares them, unless enough wait for one more: large runs answer more than many."""
 
 
-def _held() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
 class Home(Protocol):
-    """Where requests come from whose threads do not wait here."""
+    """Where requests come from."""
 
     def over(self, jobs: Sequence[Job]) -> None:
         """These of its requests are over."""
@@ -55,17 +48,13 @@ class Job:
     run_s: float = 0.0
     together: int = 0
     """How many were in its run; 0 before one began."""
-    mine: Run | None = None
-    """The run that this request's thread is to do."""
     leads: bool = False
     """Its run is counted as this request's."""
     value: Any = None
     error: BaseException | None = None
     is_over: bool = False
-    wake: threading.Lock = field(default_factory=_held)
-    """Released when it is this thread's turn, or all is over: a semaphore that is cheap to make."""
     home: Home | None = None
-    """Told when it is over, where no thread of this process waits for it."""
+    """Told when it is over."""
 
     @property
     def end(self) -> float:
@@ -75,7 +64,7 @@ class Job:
 
 @dataclass(eq=False)
 class Run:
-    """Requests that run together, by the thread of the first of them."""
+    """Requests that run together."""
 
     members: list[Job]
     began: float
@@ -112,17 +101,8 @@ class Waiting:
         self.queue.append(job)
         return displaced
 
-    def at_once(self, job: Job, now: float) -> Run | None:
-        """Its run, where nobody waits, it has time left and a place is free for it; else it is to be admitted."""
-        room = self._at_once if job.pace.most <= 1 else 1
-        if self.queue or len(self.running) >= room or now > job.end:
-            return None
-        run = Run([job], now)
-        self.running.add(run)
-        return run
-
     def begin(self, now: float) -> Iterator[Run]:
-        """The runs that start now, each for the thread of its first member."""
+        """The runs that start now."""
         while len(self.running) < self._gathered and (members := self._next(now)):
             for one in members:
                 self.queue.remove(one)

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from edgesplit import oip
 from edgesplit.client import Connection, error_of
 from edgesplit.errors import EdgeError
-from edgesplit.http1 import Request, Response, Server, _Refused, body_length, parse_head, split_target
+from edgesplit.http1 import Request, Response, Server
+from edgesplit.http_head import Refused, body_length, parse_head, split_target
 from edgesplit.release import TensorSpec
 from edgesplit.remote import Call, Remote, RemoteAnswer, RemoteFailure, ask
 from edgesplit_offload.server import OffloadServer
@@ -48,7 +49,7 @@ def test_a_spoiled_head_is_refused_by_the_protocol_alone(raw: bytes) -> None:
         head = parse_head(block)
         assert body_length(head) >= 0
         assert split_target(head.url)[0].startswith("/")
-    except _Refused as refusal:
+    except Refused as refusal:
         assert 400 <= refusal.status < 600
 
 

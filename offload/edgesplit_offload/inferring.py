@@ -1,0 +1,263 @@
+"""Inference requests of one process, each from whole request to answer, in stages that wait for nothing.
+
+Read and checked by the thread that leads (`loop`), queued for a run here or at the process that gathers its kind, and
+answered by whoever ran it. What takes long on the way (opening a release, loading a model, undoing or making a content
+coding, numbers as JSON) is left to another thread. Every request that was begun here is answered once, whatever fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic, perf_counter
+
+from edgesplit import codecs, oip
+from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
+from edgesplit.errors import EdgeError
+from edgesplit.http1 import Request, Response, error_response, response_to
+from edgesplit.runtime import Tensor
+from edgesplit.seen.timeline import DECODE, ENCODE, LOAD, QUEUE, RUN
+from edgesplit_offload.counts import Counts
+from edgesplit_offload.elsewhere import Elsewhere
+from edgesplit_offload.half import FarHalf
+from edgesplit_offload.loop import Loop
+from edgesplit_offload.shelf import VERSION, RemoteModel, Shelf
+from edgesplit_offload.turns import LOOK_UP_S, Turns
+from edgesplit_offload.visits import Visit, Visits, outcome
+from edgesplit_offload.waiting import Job
+
+log = logging.getLogger(__name__)
+
+SECONDS_HEADER = "edgesplit-seconds"
+QUEUE_HEADER = "edgesplit-queue-seconds"
+LOAD_HEADER = "edgesplit-load"
+QUICK_JSON_BYTES = 65_536
+"""A JSON part that is longer is read by another thread."""
+Answer = Callable[[Response], None]
+
+
+@dataclass(eq=False, kw_only=True)
+class Inference(Job):
+    """One request, once it is known to be one that can run."""
+
+    model: RemoteModel
+    visit: Visit
+    asked: oip.InferRequest
+    accepts: str
+    """Content codings that its client takes."""
+    began: float
+    answer: Answer
+
+
+class Inferring:
+    """All of one process's that are finished by itself, or by another process of this server."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        turns: Turns,
+        loop: Loop,
+        elsewhere: Elsewhere | None,
+        seen: tuple[Visits, Counts],
+        asked: Callable[[FarHalf], None],
+    ) -> None:
+        """`asked`: told of each half that is asked for, so that it is measured some time."""
+        self._shelf = shelf
+        self._turns = turns
+        self._loop = loop
+        self._elsewhere = elsewhere
+        self._visits, self._counts = seen
+        self._asked = asked
+
+    def begin(self, request: Request, name: str, answer: Answer, began: float) -> None:
+        """See to it that it is answered. By the leader."""
+        visit = self._visits.begin(request)
+        if not _is_quick(request):
+            self._loop.lend(partial(self._slowly, request, name, visit, answer, began))
+            return
+        try:
+            model = self._shelf.known(name)
+        except Exception as error:
+            self._fail(error, visit, "", answer, began)
+            return
+        if model is None or not model.half.is_loaded:
+            self._loop.lend(partial(self._slowly, request, name, visit, answer, began))
+            return
+        inference = self._read(request, model, visit, answer, began)
+        if inference is not None:
+            self._queue(inference)
+
+    def over(self, jobs: Sequence[Job]) -> None:
+        """These have been run, or never will be. From any thread."""
+        for one in jobs:
+            if isinstance(one, Inference):
+                self._over(one)
+
+    def told(self, began: float) -> dict[str, str]:
+        """What the client of a request is told of what it took in here, and of how loaded that is."""
+        return {
+            SECONDS_HEADER: f"{perf_counter() - began:.6f}", LOAD_HEADER: f"{max(1.0, self._turns.load):.3f}"
+        }  # fmt: skip
+
+    def _slowly(self, request: Request, name: str, visit: Visit, answer: Answer, began: float) -> None:
+        """What the leader has no time for; then it goes on as ever."""
+        try:
+            with visit.working():
+                model = self._shelf.model(name)
+                visit.model, visit.row = model.served, model.row.name
+        except Exception as error:
+            self._fail(error, visit, "", answer, began)
+            return
+        inference = self._read(request, model, visit, answer, began)
+        if inference is None:
+            return
+        try:
+            if not model.half.is_loaded:
+                with visit.timeline.phase(LOAD):
+                    model.half.load()
+        except Exception as error:
+            self._fail(error, visit, model.name, answer, began)
+            return
+        self._loop.post(partial(self._queue, inference))
+
+    def _read(
+        self, request: Request, model: RemoteModel, visit: Visit, answer: Answer, began: float
+    ) -> Inference | None:
+        """The request as it can run; None where it has its answer, that it cannot."""
+        visit.model, visit.row = model.served, model.row.name
+        try:
+            try:
+                asked, inputs = given(request, model)
+            finally:
+                visit.timeline.since(DECODE, began)
+            patience_s = oip.timeout_s(asked.parameters)
+        except Exception as error:
+            self._fail(error, visit, model.name, answer, began)
+            return None
+        half, arrived = model.half, monotonic()
+        return Inference(
+            inputs, half.run, half.pace, request.peer, None if patience_s is None else arrived + patience_s,
+            request.closed, arrived=arrived, home=self, model=model, visit=visit, asked=asked, answer=answer,
+            accepts=request.headers.get("accept-encoding", ""), began=began,
+        )  # fmt: skip
+
+    def _queue(self, one: Inference) -> None:
+        """For a run, wherever that is."""
+        half = one.model.half
+        try:
+            if (
+                self._elsewhere is None or not half.travels
+                or not self._elsewhere.takes(half.kind, one.model.name, one, self._here)
+            ):  # fmt: skip
+                self._here(one)
+        except Exception as error:
+            self._fail(error, one.visit, one.model.name, one.answer, one.began)
+
+    def _here(self, job: Job) -> None:
+        try:
+            self._turns.put(job)
+        except Exception as error:  # Busy, mostly
+            job.error = error
+            self.over([job])
+            return
+        self._loop.look_by(min(job.end, job.arrived + LOOK_UP_S))
+
+    def _over(self, one: Inference) -> None:
+        visit, timeline = one.visit, one.visit.timeline
+        visit.batch, visit.leads = max(1, one.together), one.leads
+        ran = one.arrived + one.queue_s
+        timeline.add(QUEUE, one.arrived, ran if one.together else perf_counter())
+        if one.together:
+            timeline.add(RUN, ran, ran + one.run_s)
+        if one.error is not None:
+            self._fail(one.error, visit, one.model.name, one.answer, one.began)
+        elif self._loop.is_mine and (one.asked.binary_outputs is False or (one.accepts and accepted(one.accepts))):
+            self._loop.lend(partial(self._finish, one))
+        else:
+            self._finish(one)
+
+    def _finish(self, one: Inference) -> None:
+        """It was run: encode what it gave."""
+        visit, began = one.visit, perf_counter()
+        try:
+            headers, buffers = encoded_answer(one.model, one.asked, one.value, one.accepts)
+            visit.timeline.since(ENCODE, began)
+            visit.sent = sum(map(len, buffers))
+            queue = f"{visit.timeline.total(QUEUE):.6f}"
+            headers = {**headers, QUEUE_HEADER: queue, **visit.headers(), **self.told(one.began)}
+        except Exception as error:
+            self._fail(error, visit, one.model.name, one.answer, one.began)
+            return
+        took_s = perf_counter() - one.began
+        self._visits.ended(visit, "answered")
+        self._counts.answered(one.model.name, visit.timeline.seconds(), took_s, visit.batch, visit.leads)
+        self._asked(one.model.half)
+        one.answer(Response(200, headers, buffers, after=self.add_up))
+
+    def add_up(self) -> None:
+        """What was noted of many requests is counted when one more answer has gone, and nobody waits for that."""
+        self._visits.ledger.add_up_if_due()
+        self._counts.add_up_if_due()
+
+    def _fail(self, error: BaseException, visit: Visit, name: str, answer: Answer, began: float) -> None:
+        """Its answer is this error."""
+        if name:
+            self._counts.failed(name, perf_counter() - began)
+        with visit.working():
+            self._visits.ended(visit, outcome(error), f"{type(error).__name__}: {error}"[:200])
+            if not isinstance(error, EdgeError):
+                log.error("an inference failed", exc_info=error)
+            response = error_answer(error)
+        answer(Response(response.status, {**response.headers, **self.told(began)}, response.body, after=self.add_up))
+
+
+def error_answer(error: BaseException) -> Response:
+    """The response that tells of it."""
+    if isinstance(error, UnknownCoding):
+        return error_response(415, str(error), {"accept-encoding": ", ".join(CODINGS)})
+    if isinstance(error, EdgeError):
+        return response_to(error)
+    return error_response(500, f"internal error: {type(error).__name__}")
+
+
+def given(request: Request, model: RemoteModel) -> tuple[oip.InferRequest, Mapping[str, Tensor]]:
+    """What is asked, and the inputs as the model takes them; MalformedMessage or UsageError where it cannot be."""
+    coding = request.headers.get("content-encoding", "")
+    body = decoded(request.body, coding, model.most_body_bytes) if coding else request.body
+    asked = oip.decode_request(body, oip.header_length(request.headers))
+    inputs = codecs.decode_all(asked.inputs, model.inputs, model.row.codecs)
+    oip.check_tensors(inputs, model.inputs)
+    if asked.outputs:
+        oip.pick_outputs({spec.name: spec for spec in model.outputs}, asked.outputs)
+    return asked, inputs
+
+
+def encoded_answer(
+    model: RemoteModel, asked: oip.InferRequest, made: Mapping[str, Tensor], accepts: str
+) -> tuple[dict[str, str], oip.Buffers]:
+    """Headers and body that answer it."""
+    outputs = oip.pick_outputs(made, asked.outputs)
+    buffers, length = oip.encode_response(
+        oip.InferResponse(model.name, outputs, VERSION, asked.id), asked.binary_outputs
+    )
+    coding = accepted(accepts) if accepts and sum(map(len, buffers)) >= COMPRESSED_FROM else ""
+    headers = {"content-type": "application/json" if length is None else "application/octet-stream"}
+    if length is not None:
+        headers[oip.HEADER_LENGTH] = str(length)
+    if coding:
+        buffers = [encoded(buffers, coding)]
+        headers["content-encoding"] = coding
+    return headers, buffers
+
+
+def _is_quick(request: Request) -> bool:
+    """Can its body be read in no time?"""
+    headers = request.headers
+    if "content-encoding" in headers:
+        return False
+    if oip.HEADER_LENGTH not in headers:
+        return len(request.body) <= QUICK_JSON_BYTES
+    length = headers[oip.HEADER_LENGTH]
+    return len(length) <= 5 and length.isdigit() and int(length) <= QUICK_JSON_BYTES
