@@ -49,7 +49,11 @@ class Host(Protocol):
         """One that had begun is over."""
         ...
 
-    def asked(self, conversation: Conversation, request: Request) -> None:
+    def route(self, asked: Asked) -> object:
+        """Whatever can be known of requests with this head before there is one: handed to `asked` with each."""
+        ...
+
+    def asked(self, conversation: Conversation, request: Request, route: object) -> None:
         """A request is whole: `answer` is to be called some time."""
         ...
 
@@ -75,6 +79,7 @@ class Conversation:
         self._searched = 0
         self._block = b""
         self._asked: Asked | None = None
+        self._route: object = None
         self._body = memoryview(b"")
         self._got = 0
         self._begun: int | None = None
@@ -168,11 +173,12 @@ class Conversation:
 
     def _read_head(self) -> bool:
         """The next header block. Its first byte may take as long as a connection may idle, the whole block may not."""
-        block = self._next_block()
+        block = self._next_block() if self._left else None
         if block is None:
             return self._receive_head()
         if block != self._block:  # clients ask the same thing again and again
-            self._asked, self._block = asked_by(block), block
+            self._asked = asked_by(block)
+            self._route, self._block = self._host.route(self._asked), block
         assert self._asked is not None
         length, waits = self._asked.length, waits_for_leave(self._asked.head)
         self._host.begin(length)
@@ -207,7 +213,7 @@ class Conversation:
             return False
         scratch = self._host.scratch
         count = self._wire.receive(scratch, _NOTHING)
-        self._is_readable = not self._wire.is_drained
+        self._is_readable = self._may_have_more(count)
         if count is None:
             return False
         if not count:
@@ -234,10 +240,8 @@ class Conversation:
         body, got, beyond = self._body, self._got, self._host.scratch
         while got < len(body):
             count = self._wire.receive(body[got:], beyond) if self._is_readable else None
-            if count is not None:
-                self._is_readable = not self._wire.is_drained
-            else:
-                self._is_readable = False
+            self._is_readable = self._may_have_more(count)
+            if count is None:
                 if got > self._got:
                     self._got = got
                     self._until = min(self._slowest, monotonic() + LIMITS.handshake_s)
@@ -266,7 +270,7 @@ class Conversation:
             asked.head.method, asked.path, asked.query, asked.head.headers, body, self._wire.peer,
             self._wire.peer_serial, self._has_gone,
         )  # fmt: skip
-        self._host.asked(self, request)
+        self._host.asked(self, request, self._route)
 
     def _wait(self) -> bool:
         """For the answer. The next request is not read meanwhile."""
@@ -296,6 +300,10 @@ class Conversation:
             self.close()
             return False
         return True
+
+    def _may_have_more(self, count: int | None) -> bool:
+        """After so much was received. The end of all is told together with the last bytes, and still to be read."""
+        return count is not None and (self.is_gone or not self._wire.is_drained)
 
     def _has_gone(self) -> bool:
         return self.is_gone

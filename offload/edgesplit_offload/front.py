@@ -15,10 +15,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
+from typing import Protocol
 
 from edgesplit.accepting import Accepting
 from edgesplit.http1 import Left, Request, Response, error_response, turn_away
-from edgesplit.http_head import Refused
+from edgesplit.http_head import Asked, Refused
 from edgesplit.limits import LIMITS
 from edgesplit_offload.conversation import HEAD_BYTES, Conversation
 from edgesplit_offload.loop import Loop
@@ -29,7 +30,18 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 """How often it is looked for connections that have taken too long."""
 Answer = Callable[[Response], None]
-Handler = Callable[[Request, Answer], None]
+
+
+class Handler(Protocol):
+    """Who answers."""
+
+    def route(self, asked: Asked) -> object:
+        """What can be known of all requests with this head: asked once while a connection's heads are the same."""
+        ...
+
+    def handle(self, request: Request, route: object, answer: Answer) -> None:
+        """Have it answered, without waiting: `answer` is called once, from any thread."""
+        ...
 
 
 class Front:
@@ -119,11 +131,15 @@ class Front:
         self._bodies -= length
         self._is_finished()
 
-    def asked(self, conversation: Conversation, request: Request) -> None:
+    def route(self, asked: Asked) -> object:
+        """As the handler says."""
+        return self._handler.route(asked)
+
+    def asked(self, conversation: Conversation, request: Request, route: object) -> None:
         """The handler answers."""
         self._asking = conversation
         try:
-            self._handler(request, partial(self._answer, conversation))
+            self._handler.handle(request, route, partial(self._answer, conversation))
         except Exception as error:
             log.exception("%s %s failed", request.method, request.path)
             conversation.answer(error_response(500, f"internal error: {type(error).__name__}"))

@@ -68,6 +68,7 @@ class FarHalf:
         """Is it known whether its requests gain by company?"""
         self.kind = hashlib.sha256(f"{release.digest} {remote}".encode()).hexdigest()[:32]
         """By which all processes know requests that may share runs with these."""
+        self.digest = release.digest
         self._release = release
         self._order = tuple(remote)
         self._inputs, self._outputs = ends

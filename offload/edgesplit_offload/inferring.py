@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, perf_counter
+from typing import NamedTuple
 
 from edgesplit import codecs, oip
 from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
 from edgesplit.errors import EdgeError
+from edgesplit.exact import Exact
 from edgesplit.http1 import Request, Response, error_response, response_to
+from edgesplit.http_head import Asked
 from edgesplit.runtime import Tensor
-from edgesplit.seen.timeline import DECODE, ENCODE, LOAD, QUEUE, RUN
+from edgesplit.seen.timeline import DECODE, ENCODE, LOAD, QUEUE, RUN, Phase
 from edgesplit_offload.counts import Counts
 from edgesplit_offload.elsewhere import Elsewhere
 from edgesplit_offload.half import FarHalf
@@ -36,6 +39,20 @@ LOAD_HEADER = "edgesplit-load"
 QUICK_JSON_BYTES = 65_536
 """A JSON part that is longer is read by another thread."""
 Answer = Callable[[Response], None]
+Wanted = Exact | oip.InferRequest
+
+
+class Route(NamedTuple):
+    """What a request's head says."""
+
+    name: str
+    """Of the model."""
+    is_quick: bool
+    """Can its body be read in no time?"""
+    header_length: int | None
+    """Of the JSON part, where it is told."""
+    accepts: str
+    """Content codings that its client takes."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -44,7 +61,7 @@ class Inference(Job):
 
     model: RemoteModel
     visit: Visit
-    asked: oip.InferRequest
+    asked: Wanted
     accepts: str
     """Content codings that its client takes."""
     began: float
@@ -71,21 +88,19 @@ class Inferring:
         self._visits, self._counts = seen
         self._asked = asked
 
-    def begin(self, request: Request, name: str, answer: Answer, began: float) -> None:
+    def begin(self, request: Request, route: Route, answer: Answer) -> None:
         """See to it that it is answered. By the leader."""
+        began = perf_counter()
         visit = self._visits.begin(request)
-        if not _is_quick(request):
-            self._loop.lend(partial(self._slowly, request, name, visit, answer, began))
-            return
         try:
-            model = self._shelf.known(name)
+            model = self._shelf.known(route.name) if route.is_quick else None
         except Exception as error:
             self._fail(error, visit, "", answer, began)
             return
         if model is None or not model.half.is_loaded:
-            self._loop.lend(partial(self._slowly, request, name, visit, answer, began))
+            self._loop.lend(partial(self._slowly, request, route, visit, answer, began))
             return
-        inference = self._read(request, model, visit, answer, began)
+        inference = self._read(request, route, model, visit, answer, began)
         if inference is not None:
             self._queue(inference)
 
@@ -101,16 +116,16 @@ class Inferring:
             SECONDS_HEADER: f"{perf_counter() - began:.6f}", LOAD_HEADER: f"{max(1.0, self._turns.load):.3f}"
         }  # fmt: skip
 
-    def _slowly(self, request: Request, name: str, visit: Visit, answer: Answer, began: float) -> None:
+    def _slowly(self, request: Request, route: Route, visit: Visit, answer: Answer, began: float) -> None:
         """What the leader has no time for; then it goes on as ever."""
         try:
             with visit.working():
-                model = self._shelf.model(name)
+                model = self._shelf.model(route.name)
                 visit.model, visit.row = model.served, model.row.name
         except Exception as error:
             self._fail(error, visit, "", answer, began)
             return
-        inference = self._read(request, model, visit, answer, began)
+        inference = self._read(request, route, model, visit, answer, began)
         if inference is None:
             return
         try:
@@ -123,24 +138,31 @@ class Inferring:
         self._loop.post(partial(self._queue, inference))
 
     def _read(
-        self, request: Request, model: RemoteModel, visit: Visit, answer: Answer, began: float
+        self, request: Request, route: Route, model: RemoteModel, visit: Visit, answer: Answer, began: float
     ) -> Inference | None:
         """The request as it can run; None where it has its answer, that it cannot."""
         visit.model, visit.row = model.served, model.row.name
+        half, patience_s = model.half, None
         try:
-            try:
+            asked: Wanted | None = None
+            if route.is_quick:
+                asked = model.words.exactly(request.body, route.header_length)
+            if asked is not None:
+                inputs = asked.inputs
+            else:
                 asked, inputs = given(request, model)
-            finally:
-                visit.timeline.since(DECODE, began)
-            patience_s = oip.timeout_s(asked.parameters)
+            if asked.parameters:
+                patience_s = oip.timeout_s(asked.parameters)
         except Exception as error:
+            visit.timeline.since(DECODE, began)
             self._fail(error, visit, model.name, answer, began)
             return None
-        half, arrived = model.half, monotonic()
+        visit.timeline.since(DECODE, began)
+        arrived = monotonic()
         return Inference(
             inputs, half.run, half.pace, request.peer, None if patience_s is None else arrived + patience_s,
             request.closed, arrived=arrived, home=self, model=model, visit=visit, asked=asked, answer=answer,
-            accepts=request.headers.get("accept-encoding", ""), began=began,
+            accepts=route.accepts, began=began,
         )  # fmt: skip
 
     def _queue(self, one: Inference) -> None:
@@ -165,15 +187,18 @@ class Inferring:
         self._loop.look_by(min(job.end, job.arrived + LOOK_UP_S))
 
     def _over(self, one: Inference) -> None:
-        visit, timeline = one.visit, one.visit.timeline
-        visit.batch, visit.leads = max(1, one.together), one.leads
-        ran = one.arrived + one.queue_s
-        timeline.add(QUEUE, one.arrived, ran if one.together else perf_counter())
+        visit = one.visit
+        phases, ran = visit.timeline.phases, one.arrived + one.queue_s
         if one.together:
-            timeline.add(RUN, ran, ran + one.run_s)
+            visit.batch, visit.leads = one.together, one.leads
+            phases.append(Phase(QUEUE, one.arrived, ran))
+            phases.append(Phase(RUN, ran, ran + one.run_s))
+        else:
+            visit.leads = False
+            phases.append(Phase(QUEUE, one.arrived, perf_counter()))
         if one.error is not None:
             self._fail(one.error, visit, one.model.name, one.answer, one.began)
-        elif self._loop.is_mine and (one.asked.binary_outputs is False or (one.accepts and accepted(one.accepts))):
+        elif (one.asked.binary_outputs is False or one.accepts) and _is_long(one) and self._loop.is_mine:
             self._loop.lend(partial(self._finish, one))
         else:
             self._finish(one)
@@ -183,16 +208,18 @@ class Inferring:
         visit, began = one.visit, perf_counter()
         try:
             headers, buffers = encoded_answer(one.model, one.asked, one.value, one.accepts)
-            visit.timeline.since(ENCODE, began)
             visit.sent = sum(map(len, buffers))
-            queue = f"{visit.timeline.total(QUEUE):.6f}"
-            headers = {**headers, QUEUE_HEADER: queue, **visit.headers(), **self.told(one.began)}
+            now = visit.timeline.since(ENCODE, began)
+            seconds = visit.timeline.seconds()
+            headers[QUEUE_HEADER] = f"{seconds[QUEUE]:.6f}"
+            visit.tell(headers, seconds)
+            took_s = now - one.began
+            headers[SECONDS_HEADER], headers[LOAD_HEADER] = f"{took_s:.6f}", f"{self._turns.load:.3f}"
         except Exception as error:
             self._fail(error, visit, one.model.name, one.answer, one.began)
             return
-        took_s = perf_counter() - one.began
-        self._visits.ended(visit, "answered")
-        self._counts.answered(one.model.name, visit.timeline.seconds(), took_s, visit.batch, visit.leads)
+        self._visits.ended(visit, "answered", seconds=seconds)
+        self._counts.answered(one.model.name, seconds, took_s, visit.batch, visit.leads)
         self._asked(one.model.half)
         one.answer(Response(200, headers, buffers, after=self.add_up))
 
@@ -213,6 +240,14 @@ class Inferring:
         answer(Response(response.status, {**response.headers, **self.told(began)}, response.body, after=self.add_up))
 
 
+def _is_long(one: Inference) -> bool:
+    """Does it take long to write its answer?"""
+    size = sum(tensor.nbytes for tensor in one.value.values())
+    if one.asked.binary_outputs is False:
+        return bool(size > QUICK_JSON_BYTES // 8)
+    return bool(size >= COMPRESSED_FROM and accepted(one.accepts))
+
+
 def error_answer(error: BaseException) -> Response:
     """The response that tells of it."""
     if isinstance(error, UnknownCoding):
@@ -222,7 +257,7 @@ def error_answer(error: BaseException) -> Response:
     return error_response(500, f"internal error: {type(error).__name__}")
 
 
-def given(request: Request, model: RemoteModel) -> tuple[oip.InferRequest, Mapping[str, Tensor]]:
+def given(request: Request, model: RemoteModel) -> tuple[Wanted, Mapping[str, Tensor]]:
     """What is asked, and the inputs as the model takes them; MalformedMessage or UsageError where it cannot be."""
     coding = request.headers.get("content-encoding", "")
     body = decoded(request.body, coding, model.most_body_bytes) if coding else request.body
@@ -235,13 +270,13 @@ def given(request: Request, model: RemoteModel) -> tuple[oip.InferRequest, Mappi
 
 
 def encoded_answer(
-    model: RemoteModel, asked: oip.InferRequest, made: Mapping[str, Tensor], accepts: str
+    model: RemoteModel, asked: Wanted, made: Mapping[str, Tensor], accepts: str
 ) -> tuple[dict[str, str], oip.Buffers]:
     """Headers and body that answer it."""
-    outputs = oip.pick_outputs(made, asked.outputs)
-    buffers, length = oip.encode_response(
-        oip.InferResponse(model.name, outputs, VERSION, asked.id), asked.binary_outputs
-    )
+    outputs, binary = oip.pick_outputs(made, asked.outputs), asked.binary_outputs
+    are_bytes = binary if isinstance(binary, bool) else binary.issuperset(outputs)
+    exact = model.words.answer(outputs, asked.id) if are_bytes else None
+    buffers, length = exact or oip.encode_response(oip.InferResponse(model.name, outputs, VERSION, asked.id), binary)
     coding = accepted(accepts) if accepts and sum(map(len, buffers)) >= COMPRESSED_FROM else ""
     headers = {"content-type": "application/json" if length is None else "application/octet-stream"}
     if length is not None:
@@ -252,12 +287,13 @@ def encoded_answer(
     return headers, buffers
 
 
-def _is_quick(request: Request) -> bool:
-    """Can its body be read in no time?"""
-    headers = request.headers
+def route_of(name: str, asked: Asked) -> Route:
+    """Of a request with that head, for the model `name`."""
+    headers = asked.head.headers
+    accepts, told = headers.get("accept-encoding", ""), headers.get(oip.HEADER_LENGTH)
     if "content-encoding" in headers:
-        return False
-    if oip.HEADER_LENGTH not in headers:
-        return len(request.body) <= QUICK_JSON_BYTES
-    length = headers[oip.HEADER_LENGTH]
-    return len(length) <= 5 and length.isdigit() and int(length) <= QUICK_JSON_BYTES
+        return Route(name, False, None, accepts)
+    if told is None:
+        return Route(name, asked.length <= QUICK_JSON_BYTES, None, accepts)
+    length = int(told) if told.isascii() and told.isdigit() and len(told) <= 12 else None
+    return Route(name, length is not None and length <= QUICK_JSON_BYTES, length, accepts)

@@ -33,7 +33,9 @@ RESTS_AFTER = 100
 IDLE = 4
 """Threads that are kept for what comes."""
 _AT_ONCE = 256
-_T = TypeVar("_T")
+_ident = threading.get_ident
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 Call = Callable[[], object]
 
 
@@ -53,10 +55,18 @@ class _Hand:
 class Loop:
     """The sockets of a process, and its threads."""
 
-    def __init__(self, at_end_of_turn: Call, look: Callable[[float], float]) -> None:
-        """`at_end_of_turn`: called when all that was ready has been looked after; it may go `away` or `hand_over`.
-        `look`: called with the time, once the moment that it named last has passed."""
+    def __init__(
+        self,
+        at_end_of_turn: Call,
+        look: Callable[[float], float],
+        is_enough: Callable[[int], bool] = lambda left: False,
+    ) -> None:
+        """`at_end_of_turn`: called when what was ready has been looked after; it may go `away` or `hand_over`.
+        `look`: called with the time, once the moment that it named last has passed. `is_enough`: whether the turn ends
+        although so many are left that are ready, which are the first of the next turn then."""
         self._at_end_of_turn = at_end_of_turn
+        self._is_enough = is_enough
+        self._ready: deque[tuple[int, int]] = deque()
         self._look = look
         self._look_at = math.inf
         self._epoll = select.epoll()
@@ -98,7 +108,7 @@ class Loop:
     def is_mine(self) -> bool:
         """Does this thread lead?"""
         leader = self._leader
-        return leader is not None and leader.ident == threading.get_ident()
+        return leader is not None and leader.ident == _ident()
 
     # What the leader looks after
 
@@ -112,6 +122,8 @@ class Loop:
         if self._watched.pop(descriptor, None) is not None:
             with suppress(OSError):
                 self._epoll.unregister(descriptor)
+            if self._ready:  # what was told of this one is not the next one's that has the number
+                self._ready = deque(one for one in self._ready if one[0] != descriptor)
 
     def post(self, call: Call) -> None:
         """Have the leader call it soon. From any thread."""
@@ -146,13 +158,13 @@ class Loop:
         hand.wake.release()
         return True
 
-    def away(self, work: Callable[[], _T]) -> _T:
-        """What `work` gives; if it takes long another thread leads meanwhile, and from then on."""
+    def away(self, work: Callable[[_Given], _Made], given: _Given) -> _Made:
+        """What `work` makes of that; if it takes long another thread leads meanwhile, and from then on."""
         if not self.is_mine:
-            return work()
+            return work(given)
         self._watcher.begins()
         try:
-            return work()
+            return work(given)
         finally:
             with self._lock:
                 self._watcher.since = 0.0
@@ -193,7 +205,7 @@ class Loop:
         return hand
 
     def _work(self, hand: _Hand) -> None:
-        hand.ident = threading.get_ident()
+        hand.ident = _ident()
         staying = True
         while staying:
             hand.wake.acquire()
@@ -212,16 +224,19 @@ class Loop:
     def _turn(self) -> None:
         """All that is ready, and then what may be done with it."""
         self._sleeps = True
-        wait_s = 0.0 if self._posted else max(0.0, self._look_at - monotonic())
-        events = self._epoll.poll(-1 if wait_s == math.inf else wait_s, _AT_ONCE)
+        wait_s = 0.0 if self._posted or self._ready else max(0.0, self._look_at - monotonic())
+        self._ready += self._epoll.poll(-1 if wait_s == math.inf else wait_s, _AT_ONCE)
         self._sleeps = False
-        for descriptor, what in events:
+        while self._ready:
+            descriptor, what = self._ready.popleft()
             ready = self._watched.get(descriptor)
             if ready is not None:
                 try:
                     ready(what)
                 except Exception:
                     log.exception("a connection failed")
+            if self._is_enough(len(self._ready)):
+                break
         for _ in range(len(self._posted)):  # what these post has its turn after the sockets
             _guarded(self._posted.popleft())
         if self._look_at != math.inf and (now := monotonic()) >= self._look_at:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from edgesplit.errors import Busy, ModelRefused
@@ -82,8 +81,11 @@ class Memory:
     def has(self, pieces: Sequence[Piece]) -> bool:
         """Are all of them loaded?"""
         with self._lock:
-            found = [self._entries.get(one.key) for one in pieces]
-        return all(entry is not None and entry.program is not None for entry in found)
+            for one in pieces:
+                entry = self._entries.get(one.key)
+                if entry is None or entry.program is None:
+                    return False
+        return True
 
     def has_room(self, pieces: Sequence[Piece]) -> bool:
         """Could all of them be loaded without letting anything go?"""
@@ -91,21 +93,20 @@ class Memory:
             missing = sum(one.bytes for one in pieces if one.key not in self._entries)
             return self._budget is None or self._taken() + missing <= self._budget
 
-    @contextmanager
-    def lent(self, pieces: Sequence[Piece]) -> Iterator[dict[str, Program]]:
-        """Programs of these slices by name, loaded now where they were not, and kept until they are given back.
+    def lent(self, pieces: Sequence[Piece]) -> _Lent:
+        """A block that has the programs of these slices by name: loaded now where they were not, kept until it ends.
 
         ModelRefused where they are more than the budget, Busy where what runs leaves no room for them just now.
         """
-        entries = self._take(pieces)
-        try:
-            yield {entry.piece.key.name: entry.program or entry.loaded() for entry in entries}
-        finally:
-            with self._lock:
-                for entry in entries:
-                    entry.users -= 1
-                    if entry.program is None and not entry.users:  # it could not be loaded
-                        self._forget(entry)
+        return _Lent(self, pieces)
+
+    def give_back(self, entries: Sequence[_Entry]) -> None:
+        """One that had them needs them no more."""
+        with self._lock:
+            for entry in entries:
+                entry.users -= 1
+                if entry.program is None and not entry.users:  # it could not be loaded
+                    self._forget(entry)
 
     def let_go(self, release: str, keys: Collection[Key] | None = None) -> None:
         """Forget what is loaded of that release (only these keys, if given) and does not run."""
@@ -115,10 +116,10 @@ class Memory:
                 if key.release == release and not entry.users and (keys is None or key in keys):
                     self._forget(entry)
 
-    def _take(self, pieces: Sequence[Piece]) -> list[_Entry]:
+    def take(self, pieces: Sequence[Piece]) -> list[_Entry]:
         """Entries of all of them, in use from now on."""
         with self._lock:
-            entries = []
+            entries, counted = [], True
             for piece in pieces:
                 entry = self._entries.get(piece.key)
                 if entry is None:
@@ -126,7 +127,8 @@ class Memory:
                 self._entries.move_to_end(piece.key)
                 entry.users += 1
                 entries.append(entry)
-            if not all(entry.counts for entry in entries):
+                counted = counted and entry.counts
+            if not counted:
                 self._make_room(entries)
             return entries
 
@@ -167,3 +169,24 @@ class Memory:
 
     def _taken(self) -> int:
         return sum(one.piece.bytes for one in self._entries.values() if one.counts)
+
+
+class _Lent:
+    """Programs, for as long as a block lasts."""
+
+    __slots__ = ("_entries", "_memory", "_pieces")
+
+    def __init__(self, memory: Memory, pieces: Sequence[Piece]) -> None:
+        self._memory = memory
+        self._pieces = pieces
+
+    def __enter__(self) -> dict[str, Program]:
+        self._entries = self._memory.take(self._pieces)
+        try:
+            return {entry.piece.key.name: entry.program or entry.loaded() for entry in self._entries}
+        except BaseException:
+            self._memory.give_back(self._entries)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.give_back(self._entries)

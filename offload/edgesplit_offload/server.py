@@ -31,6 +31,7 @@ from edgesplit import oip
 from edgesplit.bodies import decoded
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.http1 import Request, Response, answer_of, error_response, json_response
+from edgesplit.http_head import Asked as AskedHead
 from edgesplit.runtime import Runtime
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.seen import families
@@ -43,7 +44,16 @@ from edgesplit_offload.front import Front
 from edgesplit_offload.gain import CLOCKS, Background
 from edgesplit_offload.gathering import Gathering
 from edgesplit_offload.half import FarHalf, OpenRelease
-from edgesplit_offload.inferring import QUEUE_HEADER, Answer, Inferring, encoded_answer, error_answer, given
+from edgesplit_offload.inferring import (
+    QUEUE_HEADER,
+    Answer,
+    Inferring,
+    Route,
+    encoded_answer,
+    error_answer,
+    given,
+    route_of,
+)
 from edgesplit_offload.loop import Loop
 from edgesplit_offload.management import Management
 from edgesplit_offload.memory import Memory
@@ -125,7 +135,7 @@ class OffloadServer:
         )
         cores = max(1, (os.cpu_count() or 1) // threads)
         runs = at_once or cores
-        self._loop = Loop(self._run, self._look)
+        self._loop = Loop(self._run, self._look, lambda left: self._turns.is_enough(left, SHORT_RUN_S))
         self._turns = Turns(
             runs, WAITING_PER_RUN * runs if waiting is None else waiting, cores if elsewhere else runs,
             self._loop.lend, self._loop.away,
@@ -145,7 +155,7 @@ class OffloadServer:
         self._siblings.listen({**self._management.answerers, SERIES: lambda _: told(self._mark, self.series())})
         self._ending = threading.Event()
         self.http = Front(
-            self._handle, self._loop, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
+            self, self._loop, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
         )
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
             "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
@@ -215,15 +225,18 @@ class OffloadServer:
         there = math.inf if self._elsewhere is None else self._elsewhere.look(now)
         return min(self._turns.look(now), self._gathering.look(now), there, self.http.look(now))
 
-    def _handle(self, request: Request, answer: Answer) -> None:
+    def route(self, asked: AskedHead) -> Route | None:
+        """Of requests for inference that this server finishes by itself."""
+        found = _MODEL.fullmatch(asked.path.rstrip("/"))
+        if found is None or found["verb"] != "/infer" or asked.head.method != "POST" or self._onward is not None:
+            return None
+        return route_of(found["model"], asked) if found["version"] in (None, VERSION) else None
+
+    def handle(self, request: Request, route: object, answer: Answer) -> None:
         """Have it answered. By the leader, so what may take long is another thread's."""
-        began, path = perf_counter(), request.path.rstrip("/")
-        if request.method == "POST" and self._onward is None and request.peer_serial not in self._revoked:
-            found = _MODEL.fullmatch(path)
-            if found is not None and found["verb"] == "/infer" and found["version"] in (None, VERSION):
-                self._inferring.begin(request, found["model"], answer, began)
-                return
-        if path in self._fixed:
+        if isinstance(route, Route) and request.peer_serial not in self._revoked:
+            self._inferring.begin(request, route, answer)
+        elif request.path.rstrip("/") in self._fixed:
             answer(answer_of(self._answer, request))
         else:
             self._loop.lend(lambda: answer(answer_of(self._answer, request)))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from edgesplit import codecs, names, oip
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound
+from edgesplit.exact import Words
 from edgesplit.plan import Plan, Row
 from edgesplit.release import Manifest, TensorSpec
 from edgesplit.runtime import Runtime
@@ -50,6 +51,8 @@ class RemoteModel:
     through_gateway: bool
     """Its plan knows a tier between device and cloud."""
     half: FarHalf
+    words: Words
+    """Its commonest requests and answers."""
     _opened: _Opened
     is_part: bool = False
     """Of a row, made here: no other process knows it by this name."""
@@ -131,7 +134,8 @@ class _Opened:
             ends = (inputs, outputs)
             self._halves[key] = FarHalf(self.release, row.remote, ends, self._runtime, self._memory)
         half, served = self._halves[key], self.release.manifest.model
-        return RemoteModel(name, served, row, inputs, outputs, through_gateway, half, self)
+        words = Words(name, VERSION, inputs, outputs)
+        return RemoteModel(name, served, row, inputs, outputs, through_gateway, half, words, self)
 
 
 class Shelf:
@@ -151,6 +155,8 @@ class Shelf:
         self._lock = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
         self._opened: OrderedDict[str, _Opened] = OrderedDict()
+        self._recent: dict[str, RemoteModel] = {}
+        """Asked for since a release was opened; all of releases that are open."""
 
     def model(self, name: str) -> RemoteModel:
         """The model of that name (see `oip.remote_name`); NotFound if no release here has such a row."""
@@ -163,12 +169,23 @@ class Shelf:
 
     def known(self, name: str) -> RemoteModel | None:
         """The same without waiting: None where its release is not open yet."""
+        with self._lock:
+            found = self._recent.get(name)
+            if found is not None:
+                self._opened.move_to_end(found.half.digest)
+                return found
         try:
             digest, device_class, row_name = oip.parse_remote_name(name)
         except MalformedMessage as error:
             raise NotFound(f"unknown model: {error}") from error
         opened = self._known(digest)
-        return None if opened is None else opened.model(name, device_class, row_name)
+        if opened is None:
+            return None
+        model = opened.model(name, device_class, row_name)
+        with self._lock:
+            if self._opened.get(digest) is opened:
+                self._recent[name] = model
+        return model
 
     def halves(self, digest: str) -> list[FarHalf]:
         """Every far half of that release that this server can run; NotFound, TrustError, as for a model of it."""
@@ -223,6 +240,7 @@ class Shelf:
         gone: list[str] = []
         with self._lock:
             self._opened[digest] = opened
+            self._recent.clear()
             while len(self._opened) > self._most:
                 gone.append(self._opened.popitem(last=False)[0])
         for one in gone:

@@ -12,9 +12,10 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from edgesplit.errors import DeadlineExceeded, LinkError
+from edgesplit_offload.pace import Pace
 from edgesplit_offload.waiting import Home, Job, Run, Waiting
 
 LOOK_UP_S = 0.25
@@ -22,7 +23,6 @@ LOOK_UP_S = 0.25
 SMOOTHING = 0.3
 GONE = "the client has gone"
 LATE = "the queue moved too slowly for this request"
-_T = TypeVar("_T")
 Work = Callable[[], None]
 
 
@@ -30,8 +30,8 @@ def _on_a_thread(work: Work) -> None:
     threading.Thread(target=work, name="running", daemon=True).start()
 
 
-def _here(run: Callable[[], _T]) -> _T:
-    return run()
+def _here(run: Callable[[Any], Any], what: Any) -> Any:
+    return run(what)
 
 
 class Turns:
@@ -43,13 +43,14 @@ class Turns:
         waiting: int,
         gathered: int = 0,
         lend: Callable[[Work], None] = _on_a_thread,
-        away: Callable[[Callable[[], Any]], Any] = _here,
+        away: Callable[[Callable[[Any], Any], Any], Any] = _here,
     ) -> None:
         """`gathered`: so many runs at once of models whose requests come here from other processes too. `lend`: has a
-        thread work on what waits. `away`: calls what runs, in this thread."""
+        thread work on what waits. `away`: calls what runs with what it is given, in this thread."""
         self._lock = threading.Lock()
         self._waiting = Waiting(at_once, waiting, gathered)
         self._at_once = at_once
+        self._most_waiting = waiting
         self._lend = lend
         self._away = away
         self._over: list[Job] = []
@@ -81,6 +82,13 @@ class Turns:
     def is_full(self) -> bool:
         """Could nothing begin beside what runs, but what shares runs?"""
         return len(self._waiting.running) >= self._at_once
+
+    def is_enough(self, left: int, short_s: float) -> bool:
+        """Had what waits better run before more is read, of which so much is left? What is read long before it runs has
+        left the processor's caches by then. Not where it gains by company, or takes longer than `short_s`, nor where
+        so many come that some must be refused."""
+        queue = self._waiting.queue
+        return bool(queue) and len(queue) + left <= self._most_waiting and is_short(queue[0].pace, short_s)
 
     def put(self, job: Job) -> None:
         """Run it some time, by whoever asks for the next run, and tell its home. Busy (Crowding) where there is no
@@ -125,17 +133,22 @@ class Turns:
     def do(self, run: Run) -> None:
         """Run, and let each home know."""
         began = monotonic()
-        results = self._away(lambda: _results(run.members))
+        results = self._away(_results, run.members)
         seconds = monotonic() - began
         with self._lock:
             self._waiting.end(run)
-            if not any(isinstance(result, BaseException) for result in results):
-                run.members[0].pace.ran(len(run.members), seconds)
+            went_well = True
             for one, result in zip(run.members, results, strict=True):
-                one.error, one.value = (result, None) if isinstance(result, BaseException) else (None, result)
+                if isinstance(result, BaseException):
+                    one.error, went_well = result, False
+                else:
+                    one.value = result
                 one.run_s = seconds
-                self._count(one)
                 self._end(one)
+            if went_well:
+                run.members[0].pace.ran(len(run.members), seconds)
+            for one in run.members:
+                self._count(one)
         self._tell_homes()
 
     def look(self, now: float) -> float:
@@ -154,7 +167,7 @@ class Turns:
     def _begun(self) -> Run | None:
         """Holds the lock."""
         now = monotonic()
-        for run in self._waiting.begin(now):
+        while (run := self._waiting.begin(now)) is not None:
             staying = [one for one in run.members if self._still_wanted(one, now)]
             if not staying:
                 self._waiting.end(run)
@@ -186,6 +199,10 @@ class Turns:
         """Those that are over: a home hears of all of its own at once."""
         with self._lock:
             over, self._over = self._over, []
+        if len(over) == 1:
+            if over[0].home is not None:
+                over[0].home.over(over)
+            return
         homes: dict[Home, list[Job]] = {}
         for one in over:
             if one.home is not None:
@@ -197,6 +214,11 @@ class Turns:
         alone_s = job.pace.alone_s or job.run_s
         factor = max(1.0, (job.queue_s + job.run_s) / max(1e-6, alone_s))
         self._load += SMOOTHING * (factor - self._load)
+
+
+def is_short(pace: Pace, short_s: float) -> bool:
+    """Does it run alone, and for no longer than that?"""
+    return pace.most <= 1 and 0 < pace.seconds() <= short_s
 
 
 class _Waiter:

@@ -6,7 +6,7 @@ without an error. A request that names no model of ours is counted without a nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -54,11 +54,16 @@ class Visit:
 
     def headers(self) -> dict[str, str]:
         """What its client is told of the phases so far, and of the trace."""
-        told = {SERVER_TIMING: server_timing(self.timeline.seconds())}
+        told: dict[str, str] = {}
+        self.tell(told, self.timeline.seconds())
+        return told
+
+    def tell(self, headers: dict[str, str], seconds: Mapping[str, float]) -> None:
+        """The same, of `seconds` by phase, into `headers`."""
+        headers[SERVER_TIMING] = server_timing(seconds)
         context = self.span.context
         if context is not None:
-            told[trace.TRACEPARENT] = context.headers()[trace.TRACEPARENT]
-        return told
+            headers[trace.TRACEPARENT] = context.headers()[trace.TRACEPARENT]
 
 
 class Visits:
@@ -89,8 +94,8 @@ class Visits:
         """A request was turned away before anybody looked at what it asked."""
         self.ledger.count(families.OFFLOAD_REQUESTS, "", "", "refused")
 
-    def ended(self, visit: Visit, how: str, error: str = "") -> None:
-        """It has its answer, or the error that is one."""
+    def ended(self, visit: Visit, how: str, error: str = "", *, seconds: Mapping[str, float] | None = None) -> None:
+        """It has its answer, or the error that is one. `seconds`: by phase, where they were worked out already."""
         if visit.span.context is not None:
             visit.span.phases(visit.timeline)
             told: Attributes = {
@@ -98,10 +103,10 @@ class Visits:
             }  # fmt: skip
             visit.span.end(told, error)
         took_s = None if error else perf_counter() - visit.timeline.began
-        self.ledger.record(_entries(visit, how, took_s))
+        self.ledger.record(_entries(visit, how, took_s, visit.timeline.seconds() if seconds is None else seconds))
 
 
-def _entries(visit: Visit, how: str, took_s: float | None) -> Iterator[Entry]:
+def _entries(visit: Visit, how: str, took_s: float | None, phases: Mapping[str, float]) -> Iterator[Entry]:
     """What is counted of it."""
     yield families.OFFLOAD_REQUESTS, (visit.model, visit.row, how), 1.0
     if took_s is None:
@@ -111,7 +116,7 @@ def _entries(visit: Visit, how: str, took_s: float | None) -> Iterator[Entry]:
     yield families.OFFLOAD_BATCH, model, visit.batch
     yield families.OFFLOAD_RECEIVED, model, visit.received
     yield families.OFFLOAD_SENT, model, visit.sent
-    for name, seconds in visit.timeline.seconds().items():
+    for name, seconds in phases.items():
         yield families.OFFLOAD_PHASE_S, (visit.model, name), seconds
 
 

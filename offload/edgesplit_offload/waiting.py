@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,7 +92,7 @@ class Waiting:
         self._check_deadline(job, now)
         self._check_share(job, now)
         displaced = None
-        if self._length() >= self._most_waiting and len(self.running) >= self._at_once:
+        if len(self.running) >= self._at_once and self._length() >= self._most_waiting:
             displaced = self._greedier_than(job)
             if displaced is None:
                 raise self._later(Busy(f"{len(self.running)} requests run and {len(self.queue)} wait"), now)
@@ -101,14 +101,22 @@ class Waiting:
         self.queue.append(job)
         return displaced
 
-    def begin(self, now: float) -> Iterator[Run]:
-        """The runs that start now."""
-        while len(self.running) < self._gathered and (members := self._next(now)):
+    def begin(self, now: float) -> Run | None:
+        """The next run that starts now, if there is one."""
+        if not self.queue or len(self.running) >= self._gathered:
+            return None
+        first = self.queue[0]
+        if first.pace.most <= 1 and len(self.running) < self._at_once:  # mostly, and then it is simple
+            members = [self.queue.pop(0)]
+        else:
+            members = self._next(now)
+            if not members:
+                return None
             for one in members:
                 self.queue.remove(one)
-            run = Run(members, now)
-            self.running.add(run)
-            yield run
+        run = Run(members, now)
+        self.running.add(run)
+        return run
 
     def end(self, run: Run) -> None:
         """It is over, however it went."""

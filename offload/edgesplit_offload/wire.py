@@ -68,7 +68,7 @@ class Plain:
         left = list(parts)
         while left:
             try:
-                sent = self._sock.sendmsg(left[:_TOGETHER])
+                sent = self._sock.sendmsg(left if len(left) <= _TOGETHER else left[:_TOGETHER])
             except BlockingIOError:
                 return left
             done = 0

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 SHARED_FROM = 16_384
 """Tensors of fewer bytes are not worth a place in shared memory: they travel in the body."""
-_ALIGN = 64
+ALIGN = 64
 _RANK = 16
 _BYTES_PREFIX = struct.Struct("<I")
 
@@ -83,7 +83,9 @@ class InferResponse:
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
 
 
-class _Tensor(msgspec.Struct):
+class TensorEntry(msgspec.Struct):
+    """A tensor in the JSON of a request or an answer."""
+
     name: str
     shape: list[int]
     datatype: str
@@ -96,8 +98,10 @@ class _Wanted(msgspec.Struct):
     parameters: dict[str, Scalar] = {}
 
 
-class _Request(msgspec.Struct):
-    inputs: list[_Tensor]
+class RequestHead(msgspec.Struct):
+    """The JSON of a request."""
+
+    inputs: list[TensorEntry]
     outputs: list[_Wanted] = []
     id: str = ""
     parameters: dict[str, Scalar] = {}
@@ -106,7 +110,7 @@ class _Request(msgspec.Struct):
 class _Response(msgspec.Struct):
     """KServe says null of what it does not say."""
 
-    outputs: list[_Tensor]
+    outputs: list[TensorEntry]
     model_name: str = ""
     model_version: str | None = "1"
     id: str | None = ""
@@ -204,16 +208,9 @@ def decode_request(body: Body, header_length: int | None, memory: Memory | None 
     Floating-point inputs in shared memory may be views of it. Everything else is copied: an index that changes after it
     was checked would read foreign memory.
     """
-    head, section = _split(body, header_length, _Request)
+    head, section = _split(body, header_length, RequestHead)
     inputs = _decode_tensors(head.inputs, section, memory)
-    default = head.parameters.get("binary_data_output") is True
-    names = tuple(wanted.name for wanted in head.outputs)
-    if len(set(names)) != len(names):
-        raise MalformedMessage("an output is asked for twice")
-    binary: Binary = default
-    if names:
-        asked = (one.name for one in head.outputs if one.parameters.get("binary_data", default) is True)
-        binary = frozenset(asked)
+    names, binary = wanted_outputs(head)
     return InferRequest(
         inputs=inputs,
         outputs=names,
@@ -223,6 +220,18 @@ def decode_request(body: Body, header_length: int | None, memory: Memory | None 
         outputs_at=_outputs_at(head.outputs, memory) if names else {},
         answer_at=_checked("the answer", place_of("the answer", head.parameters), memory),
     )
+
+
+def wanted_outputs(head: RequestHead) -> tuple[tuple[str, ...], Binary]:
+    """The outputs asked for, and which of them as binary data."""
+    default = head.parameters.get("binary_data_output") is True
+    if not head.outputs:
+        return (), default
+    names = tuple(wanted.name for wanted in head.outputs)
+    if len(set(names)) != len(names):
+        raise MalformedMessage("an output is asked for twice")
+    asked = (one.name for one in head.outputs if one.parameters.get("binary_data", default) is True)
+    return names, frozenset(asked)
 
 
 def decode_response(body: Body, header_length: int | None, memory: Memory | None = None) -> InferResponse:
@@ -335,7 +344,7 @@ def _is_binary(binary: Binary, name: str) -> bool:
 def _aligned(head: dict[str, Any]) -> bytes:
     """JSON of `head`, padded by spaces to a length at which tensors lie aligned."""
     json = msgspec.json.encode(head)
-    return json + b" " * (-len(json) % _ALIGN)
+    return json + b" " * (-len(json) % ALIGN)
 
 
 def _encode_tensor(
@@ -387,7 +396,7 @@ def _within(room: Place, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
     places: dict[str, Place] = {}
     offset, end = room.offset, room.offset + room.size
     for name, tensor in tensors.items():
-        offset += -offset % _ALIGN
+        offset += -offset % ALIGN
         if tensor.nbytes >= SHARED_FROM and tensor.dtype.kind not in "OSU" and offset + tensor.nbytes <= end:
             places[name] = Place(room.region, tensor.nbytes, offset)
             offset += tensor.nbytes
@@ -464,7 +473,7 @@ def _from_json(raw: Body | msgspec.Raw, kind: Any) -> Any:
 
 
 def _decode_tensors(
-    entries: list[_Tensor], section: _Section, memory: Memory | None, *, settled: bool = False
+    entries: list[TensorEntry], section: _Section, memory: Memory | None, *, settled: bool = False
 ) -> dict[str, Tensor]:
     """All tensors by name, each once, with no byte left over."""
     if len(entries) > LIMITS.inference_tensors:
@@ -486,7 +495,7 @@ def _decode_tensors(
     return tensors
 
 
-def _shared_tensor(entry: _Tensor, place: Place, memory: Memory, *, settled: bool) -> Tensor:
+def _shared_tensor(entry: TensorEntry, place: Place, memory: Memory, *, settled: bool) -> Tensor:
     """A tensor that lies in shared memory."""
     dtype = _dtype(entry)
     count = _elements(entry, _BYTES_PREFIX.size if dtype.kind == "O" else dtype.itemsize)
@@ -502,14 +511,14 @@ def _shared_tensor(entry: _Tensor, place: Place, memory: Memory, *, settled: boo
     return _from_bytes(entry, raw, dtype, count).reshape(entry.shape)
 
 
-def _dtype(entry: _Tensor) -> np.dtype[Any]:
+def _dtype(entry: TensorEntry) -> np.dtype[Any]:
     dtype = dtypes.DTYPES.get(entry.datatype)
     if dtype is None:
         raise MalformedMessage(f"tensor {entry.name[:80]!r}: unknown datatype {entry.datatype[:80]!r}")
     return dtype
 
 
-def _decode_tensor(entry: _Tensor, section: _Section) -> Tensor:
+def _decode_tensor(entry: TensorEntry, section: _Section) -> Tensor:
     dtype = _dtype(entry)
     count = _elements(entry, _BYTES_PREFIX.size if entry.datatype == "BYTES" else dtype.itemsize)
     given_as_json = len(memoryview(entry.data)) > 0
@@ -523,7 +532,7 @@ def _decode_tensor(entry: _Tensor, section: _Section) -> Tensor:
     return _from_bytes(entry, raw, dtype, count).reshape(entry.shape)
 
 
-def _elements(entry: _Tensor, itemsize: int) -> int:
+def _elements(entry: TensorEntry, itemsize: int) -> int:
     """How many elements the shape asks for, once it is a shape that a body could hold."""
     lengths = entry.shape
     if len(lengths) > _RANK or min(lengths, default=0) < 0:
@@ -535,7 +544,7 @@ def _elements(entry: _Tensor, itemsize: int) -> int:
     return count
 
 
-def _from_bytes(entry: _Tensor, raw: memoryview, dtype: np.dtype[Any], count: int) -> Tensor:
+def _from_bytes(entry: TensorEntry, raw: memoryview, dtype: np.dtype[Any], count: int) -> Tensor:
     """The tensor's elements as a flat array over `raw`."""
     if dtype.kind == "O":
         return _objects(_bytes_elements(entry.name, raw, count))
@@ -574,7 +583,7 @@ def _objects(elements: list[bytes]) -> Tensor:
     return array
 
 
-def _from_data(entry: _Tensor, dtype: np.dtype[Any], count: int) -> Tensor:
+def _from_data(entry: TensorEntry, dtype: np.dtype[Any], count: int) -> Tensor:
     """The tensor's elements, given as JSON: flat, or nested exactly as the shape says."""
     scalar: Any = {"b": bool, "u": int, "i": int, "f": float | None, "O": str}[dtype.kind]
     try:
@@ -590,7 +599,7 @@ def _from_data(entry: _Tensor, dtype: np.dtype[Any], count: int) -> Tensor:
     return _in_range(entry.name, values, dtype)
 
 
-def _unnested(entry: _Tensor, scalar: Any) -> list[Any]:
+def _unnested(entry: TensorEntry, scalar: Any) -> list[Any]:
     """The elements of nested lists, each list as long as the shape says."""
     kind: Any = list[scalar]
     for _ in entry.shape[1:]:

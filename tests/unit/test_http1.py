@@ -15,13 +15,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgesplit import http1
+from edgesplit import http1, http_head
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, MalformedMessage, NotFound, UsageError
 from edgesplit.http1 import Request, Response, Server, json_response
 from edgesplit.limits import LIMITS
 from edgesplit_controller.ca import Authority
+from edgesplit_offload import conversation, front
+from front_world import LoopServer
 
 PATIENCE_S = 20.0
+AnyServer = Server | LoopServer
+Kind = Callable[..., AnyServer]
 
 
 def mirror(request: Request) -> Response:
@@ -34,9 +38,16 @@ def mirror(request: Request) -> Response:
                                "size": len(request.body), "headers": dict(request.headers)})  # fmt: skip
 
 
+@pytest.fixture(params=[Server, LoopServer], ids=["threads", "loop"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Both servers keep the same promises."""
+    found: Kind = request.param
+    return found
+
+
 @pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server(mirror)
+def server(kind: Kind) -> Iterator[AnyServer]:
+    running = kind(mirror)
     running.start()
     yield running
     running.stop(0.5)
@@ -46,11 +57,13 @@ def server() -> Iterator[Server]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's patience, short enough for a test."""
     quick = dataclasses.replace(LIMITS, handshake_s=0.15, idle_connection_s=0.3, http_body_bytes=100_000)
-    monkeypatch.setattr(http1, "LIMITS", quick)
-    monkeypatch.setattr(http1, "_LINGER_S", 0.2)
+    for module in (http1, http_head, conversation, front):
+        monkeypatch.setattr(module, "LIMITS", quick)
+    for module in (http1, conversation):
+        monkeypatch.setattr(module, "LINGER_S", 0.2)
 
 
-def raw(server: Server, *pieces: bytes, finish: bool = False) -> bytes:
+def raw(server: AnyServer, *pieces: bytes, finish: bool = False) -> bytes:
     """All that comes back for these bytes until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
         for piece in pieces:
@@ -74,7 +87,7 @@ def statuses(answer: bytes) -> list[int]:
     return found
 
 
-def test_a_request_arrives_decoded(server: Server) -> None:
+def test_a_request_arrives_decoded(server: AnyServer) -> None:
     """Path decoded, query apart, header names in lower case, repeated headers joined."""
     text = b"GET http://host/v2/m%C3%B6del?x=%20 HTTP/1.1\r\nHost: h\r\nX-A: 1\r\nx-a:  2 \r\nConnection: close\r\n\r\n"
     body = raw(server, text).partition(b"\r\n\r\n")[2]
@@ -83,7 +96,7 @@ def test_a_request_arrives_decoded(server: Server) -> None:
     assert seen["headers"]["x-a"] == "1, 2"
 
 
-def test_one_connection_serves_many_requests_and_large_bodies(server: Server) -> None:
+def test_one_connection_serves_many_requests_and_large_bodies(server: AnyServer) -> None:
     """Keep-alive, with bodies that do not fit a buffer, sent back from the receiving buffer itself."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
         for size in (0, 1, 70_000, 3_000_000):
@@ -93,7 +106,7 @@ def test_one_connection_serves_many_requests_and_large_bodies(server: Server) ->
             assert (response.status, response.read() == data + b"tail") == (200, True)
 
 
-def test_requests_sent_in_one_go_are_answered_in_order(server: Server) -> None:
+def test_requests_sent_in_one_go_are_answered_in_order(server: AnyServer) -> None:
     """What lies behind a body is the next request, however the bytes were cut into packets."""
     one = b"POST /%d HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"
     last = b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n"
@@ -134,7 +147,7 @@ def test_requests_sent_in_one_go_are_answered_in_order(server: Server) -> None:
         (b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000, 431),
     ],
 )
-def test_what_is_not_one_clear_request_is_refused_and_left(server: Server, head: bytes, status: int) -> None:
+def test_what_is_not_one_clear_request_is_refused_and_left(server: AnyServer, head: bytes, status: int) -> None:
     """Two readings of a request's length are two requests to somebody: refused, and nothing behind it is read."""
     answer = raw(server, head + b"\r\n\r\n" + b"GET /smuggled HTTP/1.1\r\n\r\n", finish=True)
     assert statuses(answer) in ([status], [505] if b"2.0" in head else [status])
@@ -143,19 +156,19 @@ def test_what_is_not_one_clear_request_is_refused_and_left(server: Server, head:
     assert statuses(raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")) == [200]
 
 
-def test_endless_headers_are_bounded(server: Server) -> None:
+def test_endless_headers_are_bounded(server: AnyServer) -> None:
     """A block that never ends is refused once it is too long, not kept."""
     answer = raw(server, b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 10_000, finish=True)
     assert statuses(answer) == [431]
 
 
-def test_body_over_the_limit_is_refused_before_it_is_sent(server: Server) -> None:
+def test_body_over_the_limit_is_refused_before_it_is_sent(server: AnyServer) -> None:
     """A client that asked for leave gets the refusal in its place."""
     head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n" % 10**12
     assert statuses(raw(server, head)) == [413]
 
 
-def test_leave_to_send_a_body_is_given(server: Server) -> None:
+def test_leave_to_send_a_body_is_given(server: AnyServer) -> None:
     """Expect: 100-continue is answered before the body is awaited, and the request goes on."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
@@ -169,13 +182,13 @@ def test_leave_to_send_a_body_is_given(server: Server) -> None:
     ("start", "answer"),
     [(b"", []), (b"GET / HT", [408]), (b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc", [408])],
 )
-def test_a_silent_or_dawdling_peer_is_left(server: Server, start: bytes, answer: list[int]) -> None:
+def test_a_silent_or_dawdling_peer_is_left(server: AnyServer, start: bytes, answer: list[int]) -> None:
     """An idle connection ends without a word; half a header block or half a body is refused after a while."""
     assert statuses(raw(server, start)) == answer
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_header_block_that_drips_is_refused(server: Server) -> None:
+def test_a_header_block_that_drips_is_refused(server: AnyServer) -> None:
     """The limit is on the whole block: a byte now and then does not extend it."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n")
@@ -191,7 +204,9 @@ def test_a_header_block_that_drips_is_refused(server: Server) -> None:
         assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_the_bodies_of_errors_tell_and_secrets_do_not_leave(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_bodies_of_errors_tell_and_secrets_do_not_leave(
+    server: AnyServer, caplog: pytest.LogCaptureFixture
+) -> None:
     """A handler that raises is a 500 and a line in the log with the reason; the connection serves on."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
         with caplog.at_level(logging.ERROR, logger="edgesplit.http1"):
@@ -210,13 +225,13 @@ def test_the_bodies_of_errors_tell_and_secrets_do_not_leave(server: Server, capl
     [(NotFound("n"), 404), (UsageError("u"), 400), (MalformedMessage("m"), 400), (Busy("b"), 503),
      (DeadlineExceeded("d"), 504), (InferenceFailed("i"), 500)],
 )  # fmt: skip
-def test_our_errors_become_their_status(error: Exception, status: int) -> None:
+def test_our_errors_become_their_status(kind: Kind, error: Exception, status: int) -> None:
     """Whoever must act is told by the status, why by the text; Busy says when to come back."""
 
     def fail(_: Request) -> Response:
         raise error
 
-    running = Server(fail)
+    running = kind(fail)
     running.start()
     answer = raw(running, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
     running.stop()
@@ -225,7 +240,7 @@ def test_our_errors_become_their_status(error: Exception, status: int) -> None:
     assert (b"retry-after" in answer) == (status == 503)
 
 
-def test_head_and_http10_are_spoken(server: Server) -> None:
+def test_head_and_http10_are_spoken(server: AnyServer) -> None:
     """HEAD has no body; HTTP/1.0 closes unless asked to keep."""
     answer = raw(server, b"HEAD / HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert answer.endswith(b"\r\n\r\n")
@@ -233,7 +248,7 @@ def test_head_and_http10_are_spoken(server: Server) -> None:
     assert statuses(raw(server, b"GET / HTTP/1.0\r\n\r\n")) == [200]
 
 
-def test_the_handler_sees_that_its_client_has_gone() -> None:
+def test_the_handler_sees_that_its_client_has_gone(kind: Kind) -> None:
     """So that work for nobody can be skipped."""
     arrived, seen = threading.Event(), threading.Event()
     gone: list[Callable[[], bool]] = []
@@ -247,7 +262,7 @@ def test_the_handler_sees_that_its_client_has_gone() -> None:
         seen.set()
         return Response()
 
-    running = Server(wait)
+    running = kind(wait)
     running.start()
     with socket.create_connection(("127.0.0.1", running.port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -256,7 +271,7 @@ def test_the_handler_sees_that_its_client_has_gone() -> None:
     running.stop()
 
 
-def test_stop_lets_running_requests_finish() -> None:
+def test_stop_lets_running_requests_finish(kind: Kind) -> None:
     """The one that runs gets its answer, its connection's last; idle connections end; new ones are refused."""
     running_now, finish = threading.Event(), threading.Event()
 
@@ -266,7 +281,7 @@ def test_stop_lets_running_requests_finish() -> None:
             assert finish.wait(PATIENCE_S)
         return Response(200, {}, [b"done"])
 
-    server = Server(slow)
+    server = kind(slow)
     server.start()
     idle = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     idle.request("GET", "/")
@@ -289,9 +304,9 @@ def test_stop_lets_running_requests_finish() -> None:
     busy.close()
 
 
-def test_more_connections_than_allowed_are_turned_away() -> None:
+def test_more_connections_than_allowed_are_turned_away(kind: Kind) -> None:
     """Bounded in number: one too many hears 503 at once, and there is room again when another has left."""
-    server = Server(lambda _: Response(200, {}, [b"in"]), max_connections=2)
+    server = kind(lambda _: Response(200, {}, [b"in"]), max_connections=2)
     server.start()
     text = b"GET / HTTP/1.1\r\n\r\n"
     inside = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) for _ in range(2)]
@@ -312,15 +327,20 @@ def test_more_connections_than_allowed_are_turned_away() -> None:
     server.stop()
 
 
-def test_a_taken_port_is_one_clear_line(server: Server) -> None:
+def test_a_taken_port_is_one_clear_line(kind: Kind, server: AnyServer) -> None:
     """UsageError with host, port and the system's reason; a host that is none of ours likewise."""
     with pytest.raises(UsageError, match=rf"127\.0\.0\.1 port {server.port}: .*in use"):
-        Server(mirror, port=server.port).start()
+        kind(mirror, port=server.port).start()
     with pytest.raises(UsageError, match="cannot listen"):
-        Server(mirror, host="192.0.2.1").start()
+        kind(mirror, host="192.0.2.1").start()
 
 
-def test_random_bytes_never_take_the_server_down(server: Server) -> None:
+def test_a_client_that_says_no_more_is_answered_and_left(server: AnyServer) -> None:
+    """Its end comes with its last request, in one packet: it is seen, and the connection ends at once."""
+    assert statuses(raw(server, b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nok", finish=True)) == [200]
+
+
+def test_random_bytes_never_take_the_server_down(server: AnyServer) -> None:
     """Whatever arrives, the next client is served. Prints its seed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -336,20 +356,20 @@ def test_random_bytes_never_take_the_server_down(server: Server) -> None:
     assert statuses(raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")) == [200]
 
 
-def test_line_breaks_in_a_response_header_never_leave() -> None:
+def test_line_breaks_in_a_response_header_never_leave(kind: Kind) -> None:
     """A header made from foreign text cannot become two."""
-    server = Server(lambda _: Response(200, {"x": "a\r\nset-cookie: b"}))
+    server = kind(lambda _: Response(200, {"x": "a\r\nset-cookie: b"}))
     server.start()
     answer = raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
     server.stop()
     assert b"set-cookie" not in answer
 
 
-def test_the_handler_is_told_who_the_verified_client_is(tmp_path: Path) -> None:
+def test_the_handler_is_told_who_the_verified_client_is(kind: Kind, tmp_path: Path) -> None:
     """The certificate's common name, in each request of the connection; a peer that speaks no TLS is left."""
     authority = Authority(tmp_path)
     context = authority.issue_server("offload", ["127.0.0.1"]).server_context()
-    server = Server(lambda request: json_response(200, request.peer), tls=context)
+    server = kind(lambda request: json_response(200, request.peer), tls=context)
     server.start()
     assert raw(server, b"GET / HTTP/1.1\r\n\r\n", finish=True)[:4] != b"HTTP"
     device = authority.issue_client("camera-1").client_context()

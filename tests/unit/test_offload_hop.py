@@ -20,7 +20,7 @@ from edgesplit.runtime import Tensor, Tensors
 from edgesplit_offload import hop
 from edgesplit_offload.elsewhere import Elsewhere
 from edgesplit_offload.half import FarHalf
-from edgesplit_offload.hop import Described, Failed, Leave, Link, Ran, Run
+from edgesplit_offload.hop import Described, Failed, Leave, Link, Message, Ran, Run
 from edgesplit_offload.pace import Gain
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CUT, MID, HandmadeRelease
@@ -224,9 +224,10 @@ def test_who_leaves_is_not_run_for(pair: Pair) -> None:
     """A client that goes away here is told to the process where its request waits."""
     pair.link()
     pair.gates[1].may_run.clear()
-    threads, _ = asking(pair.other, 2)  # one runs, and one beside it
-    begins(pair.gates[1])
-    begins(pair.gates[1])
+    threads: list[threading.Thread] = []
+    for _ in range(2):  # one runs, and one beside it
+        threads += asking(pair.other, 1)[0]
+        begins(pair.gates[1])
     buffers, length = oip.encode_request(oip.InferRequest({"mid": MID}))
     body = b"".join(buffers)
     head = f"POST /v2/models/{CUT}/infer HTTP/1.1\r\nhost: x\r\n{oip.HEADER_LENGTH}: {length}\r\n"
@@ -289,17 +290,30 @@ def test_messages_arrive_in_order_whatever_their_size() -> None:
         *((Failed(number, "Busy", "full", 1.0), [memoryview(b"x" * number)]) for number in range(500)),
     ]
 
-    def tell() -> None:
-        assert ours.send(said)
-        ours.close()
-
-    telling = threading.Thread(target=tell)
-    telling.start()
-    heard = [(message, bytes(body)) for message, body in theirs.received()]
-    telling.join(PATIENCE_S)
-    theirs.close()
+    for message, buffers in said:
+        ours.send(message, buffers)
+    heard: list[tuple[Message, bytes]] = []
+    while ours.flush() or ours.is_stuck:
+        heard += [(message, bytes(body)) for message, body in theirs.received()]
+    ours.release()
+    heard += [(message, bytes(body)) for message, body in theirs.received()]
     assert heard == [(message, b"".join(buffers)) for message, buffers in said]
-    assert not ours.send([(Leave(1), [])])
+    assert theirs.is_over
+    theirs.release()
+
+
+def test_a_link_whose_other_end_reads_nothing_is_given_up() -> None:
+    """What it did not take within its time is not kept, and both ends see that it is over."""
+    ours, theirs = (Link(one) for one in socket.socketpair())
+    ours.send(Leave(1), [memoryview(bytes(10_000_000))])
+    ours.flush()
+    ours.look(monotonic() + hop.TAKEN_WITHIN_S / 2)
+    assert ours.is_stuck and not ours.is_over
+    ours.look(monotonic() + 2 * hop.TAKEN_WITHIN_S)
+    assert ours.is_over and not ours.is_stuck
+    assert list(theirs.received()) == [] and theirs.is_over
+    for one in (ours, theirs):
+        one.release()
 
 
 @pytest.mark.parametrize("spoilt", [b"\xff" * 64, b"\0\0\0\1" + bytes(8) + b"\xc1", b"\0\0\0\5"])
@@ -309,8 +323,8 @@ def test_a_peer_that_speaks_nonsense_has_gone(spoilt: bytes) -> None:
     ours.sendall(spoilt)
     ours.close()
     link = Link(theirs)
-    assert list(link.received()) == []
-    link.close()
+    assert list(link.received()) == [] and link.is_over
+    link.release()
 
 
 @pytest.mark.parametrize("error", [Busy("full"), Crowding("greedy"), UsageError("odd"), RuntimeError("secret")])

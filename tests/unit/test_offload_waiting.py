@@ -28,19 +28,24 @@ def job(of: Pace | None = None, client: str | None = None, deadline: float | Non
     return Job(given, lambda many: [2 * one for one in many], of or Pace(), client, deadline)
 
 
+def begun(waiting: Waiting, now: float) -> list[list[Job]]:
+    """All runs that begin now."""
+    return [run.members for run in iter(lambda: waiting.begin(now), None)]
+
+
 def admitted(waiting: Waiting, *jobs: Job, now: float = 0.0) -> list[list[Job]]:
     """The runs that begin when these come one after the other."""
     runs = []
     for one in jobs:
         waiting.admit(one, now)
-        runs += [run.members for run in waiting.begin(now)]
+        runs += begun(waiting, now)
     return runs
 
 
 def end_one(waiting: Waiting, now: float = 1.0) -> list[list[Job]]:
     """The runs that begin when the oldest has ended."""
     waiting.end(min(waiting.running, key=lambda run: run.began))
-    return [run.members for run in waiting.begin(now)]
+    return begun(waiting, now)
 
 
 # Together
@@ -61,7 +66,7 @@ def test_another_run_begins_beside_the_first_for_as_many() -> None:
     first = [job(shared) for _ in range(4)]
     assert admitted(waiting, *first) == [[first[0]], [first[1]]]
     waiting.end(min(waiting.running, key=lambda run: run.began))
-    assert [run.members for run in waiting.begin(1.0)] == [[first[2], first[3]]]
+    assert begun(waiting, 1.0) == [[first[2], first[3]]]
 
 
 def test_a_third_run_begins_only_for_enough() -> None:
@@ -77,7 +82,7 @@ def test_what_shares_runs_has_the_places_that_other_processes_leave_to_it() -> N
     ours, theirs = [job(shared) for _ in range(2)], [job(other) for _ in range(2)]
     assert admitted(waiting, *theirs, *ours) == [[theirs[0]], [ours[0]]]
     waiting.end(next(run for run in waiting.running if run.members == [theirs[0]]))
-    assert [run.members for run in waiting.begin(1.0)] == [[theirs[1]]]
+    assert begun(waiting, 1.0) == [[theirs[1]]]
 
 
 def test_those_that_may_share_a_run_take_less_of_the_queue() -> None:

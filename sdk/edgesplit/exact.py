@@ -1,0 +1,135 @@
+"""The commonest requests and answers of one model, read and written with little ado.
+
+What brings exactly the tensors that a model takes, as bytes that lie as they are needed, needs no further check: it is
+recognised here, and everything else is left to `oip`, which says what is wrong with it, or makes something of it. An
+answer whose tensors are as large as the last one's has the same words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from edgesplit import dtypes, oip
+from edgesplit.later import later
+from edgesplit.limits import LIMITS
+from edgesplit.oip import Binary, Body, Buffers, RequestHead, Scalar, Tensor
+from edgesplit.places import BYTE_SIZE, REGION
+from edgesplit.release import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
+
+_HEADS = msgspec.json.Decoder(RequestHead)
+_PARTS = attrgetter("name", "shape", "datatype", "parameters", "data")
+_MOST_FORMS = 16
+
+
+class Layout(NamedTuple):
+    """How a tensor of numbers lies in a body that brings it as its model takes it."""
+
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Any]
+    dtype: np.dtype[Any]
+    elements: int
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> Layout | None:
+        """None for what must be looked at element by element, or has no fixed size."""
+        dtype = dtypes.DTYPES.get(spec.datatype)
+        if dtype is None or dtype.kind not in "fiu" or min(spec.shape, default=1) < 1:
+            return None
+        if dtype != dtype.newbyteorder("<"):
+            return None
+        count = math.prod(spec.shape)
+        return cls(spec.datatype, list(spec.shape), {"binary_data_size": count * dtype.itemsize}, dtype, count)
+
+
+class Exact(NamedTuple):
+    """A request that brings exactly what its model takes, in the words of `oip.InferRequest`."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    id: str
+    parameters: Mapping[str, Scalar]
+    binary_outputs: Binary
+
+
+class Words:
+    """One model's. Thread-safe."""
+
+    def __init__(self, model: str, version: str, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> None:
+        layouts = {spec.name: Layout.of(spec) for spec in inputs}
+        self._layouts = {name: layout for name, layout in layouts.items() if layout is not None}
+        self._are_known = len(layouts) == len(self._layouts)
+        self._outputs = frozenset(spec.name for spec in outputs)
+        self._begin = msgspec.json.encode({"model_name": model, "model_version": version})[:-1]
+        self._forms: dict[Any, bytes] = {}
+
+    def exactly(self, body: Body, header_length: int | None) -> Exact | None:
+        """The request in `body` if its inputs are exactly the model's, and nothing else is there: they are views of
+        `body` then. None where others must say what it is."""
+        end = len(body)
+        if not self._are_known or header_length is None or header_length > min(end, LIMITS.inference_json_bytes):
+            return None
+        try:
+            head = _HEADS.decode(memoryview(body)[:header_length])
+            outputs, binary = oip.wanted_outputs(head)
+        except Exception:  # whatever it is, others say it
+            return None
+        if BYTE_SIZE in head.parameters or REGION in head.parameters or not self._outputs.issuperset(outputs):
+            return None
+        if any(REGION in one.parameters for one in head.outputs):
+            return None
+        inputs = self._inputs(head, body, header_length)
+        return None if inputs is None else Exact(inputs, outputs, head.id, head.parameters, binary)
+
+    def _inputs(self, head: RequestHead, body: Body, at: int) -> dict[str, Tensor] | None:
+        layouts, inputs, end = self._layouts, dict[str, Tensor](), len(body)
+        for name, shape, kind, parameters, data in map(_PARTS, head.inputs):
+            layout = layouts.get(name)
+            if (
+                layout is None or kind != layout.datatype or shape != layout.shape or parameters != layout.parameters
+                or memoryview(data).nbytes or at % layout.dtype.itemsize or name in inputs
+            ):  # fmt: skip
+                return None
+            behind = at + layout.elements * layout.dtype.itemsize
+            if behind > end:
+                return None
+            inputs[name] = np.frombuffer(body, layout.dtype, layout.elements, at).reshape(shape)
+            at = behind
+        return inputs if at == end and len(inputs) == len(layouts) else None
+
+    def answer(self, outputs: Mapping[str, Tensor], id: str) -> tuple[Buffers, int] | None:
+        """The body with all of these as bytes, in parts, and the length of its JSON; None where `oip` must write it."""
+        form = tuple((name, tensor.shape, tensor.dtype) for name, tensor in outputs.items())
+        end = self._forms.get(form) or self._form(outputs, form)
+        if not end or not all(tensor.flags.c_contiguous for tensor in outputs.values()):
+            return None
+        begin = self._begin + b',"id":' + msgspec.json.encode(id) if id else self._begin
+        head = begin + end
+        head += b" " * (-len(head) % oip.ALIGN)
+        return [head, *(tensor.data.cast("B") for tensor in outputs.values())], len(head)
+
+    def _form(self, outputs: Mapping[str, Tensor], form: Any) -> bytes:
+        """Everything behind the id; empty where it cannot be said so simply."""
+        if any(tensor.dtype.kind not in "fiu" or not tensor.size for tensor in outputs.values()):
+            return b""
+        told = [
+            {
+                "name": name, "shape": list(tensor.shape), "datatype": oip.datatype(tensor),
+                "parameters": {"binary_data_size": tensor.nbytes},
+            }
+            for name, tensor in outputs.items()
+        ]  # fmt: skip
+        if len(self._forms) >= _MOST_FORMS:
+            self._forms.clear()
+        found = self._forms[form] = b"," + msgspec.json.encode({"outputs": told})[1:]
+        return found
