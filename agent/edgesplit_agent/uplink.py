@@ -32,6 +32,8 @@ KEEPALIVE_S = 10
 GOODBYE_S = 2.0
 REPORT_S = 5.0
 _CHUNK_PREFIX = messages.chunk_topic("")
+_DIGEST_BYTES = 32
+"""Correlation data of this length names a chunk that is sent to us alone; that of a metadata file is half as long."""
 
 
 class Sample(Protocol):
@@ -255,7 +257,10 @@ class Uplink:
         if topic.startswith(_CHUNK_PREFIX):
             self.chunks.received(topic[len(_CHUNK_PREFIX) :], payload)
         elif topic == messages.topic(self._identity.device, "fetched"):
-            self.metadata.received(payload, correlation)
+            if correlation is not None and len(correlation) == _DIGEST_BYTES:
+                self.chunks.received(correlation.hex(), payload)
+            else:
+                self.metadata.received(payload, correlation)
         elif topic == messages.topic(self._identity.device, "desired") and payload:
             self._on_offer(payload)  # an empty one is unsigned and says nothing: what runs stays
         elif topic == messages.topic(self._identity.device, "kept"):
