@@ -31,6 +31,8 @@ from edgesplit.measured import Amount, BoardSeen, Count, Moment, Queue, ReleaseH
 from edgesplit.settled import settle
 
 ROOT = "edgesplit/v1"
+TELEMETRY_S = (1.0, 3_600.0)
+"""Telemetry is sent at least and at most so often, in seconds."""
 Place = Annotated[int, Meta(ge=0, lt=64)]
 Kind = Literal[
     "birth", "desired", "reported", "telemetry", "fetch", "fetched", "late", "kept", "job", "bundle"
@@ -228,7 +230,7 @@ class Late(msgspec.Struct, frozen=True, kw_only=True, tag="late"):
     measured: Annotated[tuple[Telemetry, ...], Meta(min_length=1, max_length=256)]
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
+class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kept"):
     """What the controller has stored: the device may forget it."""
 
     late: Count | None = None
@@ -236,6 +238,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
     session: Count = 0
     sequence: Count | None = None
     """Telemetry of that session that came, up to this one."""
+    every_s: Annotated[float, Meta(ge=TELEMETRY_S[0], le=TELEMETRY_S[1])] | None = None
+    """How often telemetry is wanted, until something else is said."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
