@@ -29,6 +29,7 @@ LISTEN_FIRST_S = 0.1
 """At most so long a fetch listens for a stream that others asked for before it asks itself."""
 LOOK_S = 0.2
 """How soon a fetch that shall stop is noticed."""
+DIGEST_BYTES = 32
 PATIENCE_S = (1.0, 2.0, 4.0, 8.0)
 """How long one round of asking may bring nothing; after the last, the link counts as gone."""
 
@@ -152,6 +153,12 @@ class MetadataFetcher:
                 if left_s <= 0:
                     return None
                 self._changed.wait(left_s)
+
+
+def own_chunk(correlation: bytes | None) -> str:
+    """The digest of the chunk that a message on our `fetched` topic is; empty for a piece of metadata, whose
+    correlation data is what we made up, and shorter."""
+    return correlation.hex() if correlation is not None and len(correlation) == DIGEST_BYTES else ""
 
 
 def joined(pieces: Mapping[int, bytes], total: int) -> bytes | None:

@@ -21,7 +21,7 @@ from edgesplit.errors import LinkError
 from edgesplit.messages import Birth, Death, Job, Kept, ModelState, Reported
 from edgesplit.mqtt import OnMessage, Session, Will
 from edgesplit.pace import THREADS, Pace, Running
-from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher
+from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher, own_chunk
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.outbox import Outbox
 
@@ -32,8 +32,6 @@ KEEPALIVE_S = 10
 GOODBYE_S = 2.0
 REPORT_S = 5.0
 _CHUNK_PREFIX = messages.chunk_topic("")
-_DIGEST_BYTES = 32
-"""Correlation data of this length names a chunk that is sent to us alone; that of a metadata file is half as long."""
 
 
 class Sample(Protocol):
@@ -258,8 +256,8 @@ class Uplink:
         if topic.startswith(_CHUNK_PREFIX):
             self.chunks.received(topic[len(_CHUNK_PREFIX) :], payload)
         elif topic == messages.topic(self._identity.device, "fetched"):
-            if correlation is not None and len(correlation) == _DIGEST_BYTES:
-                self.chunks.received(correlation.hex(), payload)
+            if sha256 := own_chunk(correlation):
+                self.chunks.received(sha256, payload)
             else:
                 self.metadata.received(payload, correlation)
         elif topic == messages.topic(self._identity.device, "desired") and payload:

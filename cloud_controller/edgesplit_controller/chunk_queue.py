@@ -1,8 +1,8 @@
 """Chunks that were asked for and are not sent yet: when each is due, and whether all are sent it or who asked alone.
 
 What is published on a chunk's own topic goes to everybody who listens, also to those whose copy is still on its way
-through a slow link. So all are sent a chunk at most every `REPEAT_S`, unless at least half of those who fetch its
-release asked for it together; whoever asks in between is sent a copy of its own. No threads, no clock of its own.
+through a slow link. So where many fetch, all are sent a chunk at most every `REPEAT_S`, unless at least half of
+them asked for it together; whoever asks in between is sent a copy of its own. No threads, no clock of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ FEW = 8
 LONGEST_GATHER_S = 1.0
 RECENT_S = 2.0
 """A device that asked within this time still fetches."""
+CROWD = 32
 REPEAT_S = 10.0
-"""All are sent a chunk at most so often."""
+"""Where more than `CROWD` fetch a release all are sent a chunk at most so often; fewer share what one of them
+missed."""
 WAITING_CHUNKS = 4_096
 WAITING_CHUNKS_PER_DEVICE = 256
 """Twice what an agent has on its way; more are dropped, and the rest of the queue is for others."""
@@ -111,14 +113,13 @@ class ChunkQueue:
         for device in one.askers:
             if not self._of[device]:
                 del self._of[device]
-        if chunk in self._to_all and all(one.askers.values()) and not self._are_most(one):
+        fetching = len(self._fetching[one.release].asked)
+        are_few = fetching > CROWD and 2 * len(one.askers) < fetching
+        if chunk in self._to_all and all(one.askers.values()) and are_few:
             return Due(chunk, tuple(one.askers))
         self._to_all.pop(chunk, None)
         self._to_all[chunk] = now
         return Due(chunk)
-
-    def _are_most(self, one: _Waiting) -> bool:
-        return len(one.askers) > 1 and 2 * len(one.askers) >= len(self._fetching[one.release].asked)
 
 
 def gather_s(fetching: int) -> float:

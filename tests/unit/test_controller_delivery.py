@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
+from edgesplit_controller.chunk_queue import CROWD
 from edgesplit_controller.delivery import (
     PIECE_BYTES,
     WAITING_PER_DEVICE,
@@ -187,14 +188,24 @@ def test_metadata_is_answered_with_the_askers_correlation(bench: Bench) -> None:
 
 
 def test_chunks_are_published_and_a_fetch_is_a_sign_of_life(bench: Bench) -> None:
-    """A chunk goes out on its own topic, and soon after that to who asks for it again alone; who asked was heard."""
+    """A chunk goes out on its own topic; who asked was heard."""
     bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [0])))
     assert bench.channel.next()[:2] == (messages.chunk_topic(B), b"weights")
     assert bench.heard.get(timeout=PATIENCE_S) == ("cam", messages.FetchChunks.of(A, [0]))
     bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [1])))
     bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [0])))
-    assert bench.channel.next() == (messages.topic("cam", "fetched"), b"weights", False, bytes.fromhex(B))
+    assert bench.channel.next()[0] == messages.chunk_topic(B)
     assert bench.delivery.dropped["cam"] == 1
+
+
+def test_a_late_comer_of_a_crowd_is_sent_its_own_copy(bench: Bench) -> None:
+    """On its own topic, under the chunk's digest; agents that do not know of that hear the one for all."""
+    wish = messages.encode(messages.FetchChunks.of(A, [0]))
+    for number in range(CROWD + 2):
+        bench.delivery.on_message(messages.topic(f"cam-{number}", "fetch"), wish, None)
+    assert bench.channel.next()[0] == messages.chunk_topic(B)
+    bench.delivery.on_message(messages.topic("late", "fetch"), wish, None)
+    assert bench.channel.next() == (messages.topic("late", "fetched"), b"weights", False, bytes.fromhex(B))
 
 
 def test_everything_is_stated_anew_after_a_connection(bench: Bench) -> None:
