@@ -275,14 +275,16 @@ def encoded_answer(
     """Headers and body that answer it."""
     outputs, binary = oip.pick_outputs(made, asked.outputs), asked.binary_outputs
     are_bytes = binary if isinstance(binary, bool) else binary.issuperset(outputs)
+    buffers: oip.Buffers
     exact = model.words.answer(outputs, asked.id) if are_bytes else None
     buffers, length = exact or oip.encode_response(oip.InferResponse(model.name, outputs, VERSION, asked.id), binary)
     coding = accepted(accepts) if accepts and sum(map(len, buffers)) >= COMPRESSED_FROM else ""
+    if coding:
+        buffers = [encoded(buffers, coding)]
     headers = {"content-type": "application/json" if length is None else "application/octet-stream"}
     if length is not None:
         headers[oip.HEADER_LENGTH] = str(length)
     if coding:
-        buffers = [encoded(buffers, coding)]
         headers["content-encoding"] = coding
     return headers, buffers
 

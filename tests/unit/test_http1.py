@@ -371,7 +371,8 @@ def test_the_handler_is_told_who_the_verified_client_is(kind: Kind, tmp_path: Pa
     context = authority.issue_server("offload", ["127.0.0.1"]).server_context()
     server = kind(lambda request: json_response(200, request.peer), tls=context)
     server.start()
-    assert raw(server, b"GET / HTTP/1.1\r\n\r\n", finish=True)[:4] != b"HTTP"
+    with suppress(OSError):  # it may be left before it has said all
+        assert raw(server, b"GET / HTTP/1.1\r\n\r\n", finish=True)[:4] != b"HTTP"
     device = authority.issue_client("camera-1").client_context()
     connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=PATIENCE_S, context=device)
     with closing(connection):
