@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,42 +27,13 @@ from edgesplit.bodies import UnknownCoding, decoded
 from edgesplit.client import Connection, Reply
 from edgesplit.errors import InferenceFailed, LinkError, MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.release import Slice
-from edgesplit.runtime import Tensor, Tensors
 from edgesplit_offload import shelf
 from edgesplit_offload.memory import Memory
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CODEC, CUT, DIGEST, LATER, LOCAL, MID, REMOTE, HandmadeRelease
+from offload_world import Gate, ask, error, outputs, post, soon
 
 PATIENCE_S = 20.0
-
-
-@dataclass
-class Gate:
-    """A runtime whose programs wait for leave; counts its loads and its most concurrent runs."""
-
-    name: str = "gate"
-
-    def __post_init__(self) -> None:
-        self.leave = threading.Event()
-        self.leave.set()
-        self.begun = threading.Semaphore(0)
-        self.loads: list[str] = []
-        self.runs = 0
-        self.fail: Exception | None = None
-
-    def load(self, slice_: Slice, folder: Path) -> Gate:
-        self.loads.append(slice_.name)
-        return self
-
-    def run(self, tensors: Tensors) -> dict[str, Tensor]:
-        self.runs += 1
-        self.begun.release()
-        assert self.leave.wait(PATIENCE_S)
-        if self.fail:
-            raise self.fail
-        value = next(iter(tensors.values()))
-        return {"mid": value, "out": 2 * value, "same": value}
 
 
 @pytest.fixture
@@ -89,39 +60,6 @@ def serving(release: HandmadeRelease) -> Iterator[Callable[..., OffloadServer]]:
     yield start
     for server in running:
         server.stop(1.0)
-
-
-def ask(server: OffloadServer, model: str = CUT, coding: str = "", timeout_us: int = 0, **inputs: Tensor) -> Reply:
-    """One inference, as the agent asks it; raises for an answer that is none."""
-    request = oip.InferRequest(inputs or {"mid": MID}, id="i", parameters={"timeout": timeout_us} if timeout_us else {})
-    buffers, length = oip.encode_request(request)
-    headers = {oip.HEADER_LENGTH: str(length)}
-    body = b"".join(buffers)
-    if coding:
-        coders = {"zstd": zstandard.ZstdCompressor(level=1).compress, "gzip": gzip.compress, "deflate": zlib.compress}
-        body, headers["content-encoding"] = coders.get(coding, bytes)(body), coding
-    return post(server, f"/v2/models/{model}/infer", body, headers)
-
-
-def post(server: OffloadServer, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Reply:
-    with closing(Connection("127.0.0.1", server.port)) as connection:
-        return connection.exchange("POST", path, deadline=_soon(), headers=headers or {}, body=[body])
-
-
-def _soon() -> float:
-    from time import monotonic
-
-    return monotonic() + PATIENCE_S
-
-
-def outputs(reply: Reply) -> dict[str, list[float]]:
-    assert reply.status == 200, bytes(reply.body)
-    response = oip.decode_response(reply.body, oip.header_length(reply.headers))
-    return {name: tensor.ravel().tolist() for name, tensor in response.outputs.items()}
-
-
-def error(reply: Reply) -> tuple[int, str]:
-    return reply.status, msgspec.json.decode(reply.body)["error"]
 
 
 def test_each_row_is_a_model_of_its_own(serving: Callable[..., OffloadServer], release: HandmadeRelease) -> None:
@@ -153,7 +91,7 @@ def test_a_rows_codec_is_undone_before_its_slices_run(serving: Callable[..., Off
 def test_a_rows_metadata_names_what_travels(serving: Callable[..., OffloadServer]) -> None:
     """A foreign client sees the eight bits and their companions."""
     with closing(Connection("127.0.0.1", serving().port)) as connection:
-        reply = connection.exchange("GET", f"/v2/models/{CODEC}", deadline=_soon(), headers={}, body=[])
+        reply = connection.exchange("GET", f"/v2/models/{CODEC}", deadline=soon(), headers={}, body=[])
     told = msgspec.json.decode(reply.body)["inputs"]
     assert [(one["name"], one["datatype"]) for one in told] == [
         ("mid", "UINT8"), ("mid:scale", "FP32"), ("mid:zero_point", "UINT8")
@@ -383,16 +321,16 @@ def test_mutual_tls_lets_only_our_own_in(serving: Callable[..., OffloadServer], 
     assert server.url.startswith("https://")
     stranger = ssl.create_default_context(cafile=str(device.ca_file))
     with closing(Connection("127.0.0.1", server.port, stranger)) as connection, pytest.raises(LinkError):
-        connection.exchange("GET", "/v2", deadline=_soon())
+        connection.exchange("GET", "/v2", deadline=soon())
     with closing(Connection("127.0.0.1", server.port)) as connection, pytest.raises((LinkError, MalformedMessage)):
-        connection.exchange("GET", "/v2", deadline=_soon())
+        connection.exchange("GET", "/v2", deadline=soon())
     buffers, length = oip.encode_request(oip.InferRequest({"mid": MID}))
     with closing(Connection("127.0.0.1", server.port, device.client_context())) as connection:
         for _ in range(3):
             reply = connection.exchange(
                 "POST",
                 f"/v2/models/{CUT}/infer",
-                deadline=_soon(),
+                deadline=soon(),
                 headers={oip.HEADER_LENGTH: str(length)},
                 body=buffers,
             )
@@ -408,7 +346,7 @@ def test_only_the_operator_may_change_something(serving: Callable[..., OffloadSe
     def statuses(name: str, method: str, paths: list[str]) -> list[int]:
         context = authority.issue_client(name).client_context()  # type: ignore[attr-defined]
         with closing(Connection("127.0.0.1", server.port, context)) as connection:
-            return [connection.exchange(method, path, deadline=_soon()).status for path in paths]
+            return [connection.exchange(method, path, deadline=soon()).status for path in paths]
 
     assert statuses("camera-1", "POST", [*changes, "/v2/trace/setting"]) == [403] * 4
     assert statuses("camera-1", "GET", [f"/v2/models/{CUT}/stats", "/v2/logging"]) == [200] * 2
@@ -428,7 +366,7 @@ def test_a_client_that_crowds_others_out_hears_429(
         with closing(Connection("127.0.0.1", server.port, contexts[name])) as connection:
             headers = {oip.HEADER_LENGTH: str(length)}
             return connection.exchange(
-                "POST", f"/v2/models/{CUT}/infer", deadline=_soon(), headers=headers, body=buffers
+                "POST", f"/v2/models/{CUT}/infer", deadline=soon(), headers=headers, body=buffers
             )
 
     gate.leave.clear()
@@ -470,7 +408,7 @@ def test_the_process_says_where_it_listens_and_ends_cleanly(tmp_path: Path, numb
     prefix, _, url = process.line().partition("http://127.0.0.1:")
     assert prefix == "offload: listening on "
     with closing(Connection("127.0.0.1", int(url))) as connection:
-        assert connection.exchange("GET", "/v2/health/live", deadline=_soon()).status == 200
+        assert connection.exchange("GET", "/v2/health/live", deadline=soon()).status == 200
     process.child.send_signal(number)
     assert process.end()[0] == 0
 

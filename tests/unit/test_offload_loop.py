@@ -1,0 +1,184 @@
+"""The thread that leads: what it looks after, whom it gives the lead to, and that nothing it calls can end it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from edgesplit_offload.loop import Loop
+
+PATIENCE_S = 20.0
+Start = Callable[..., Loop]
+
+
+@pytest.fixture
+def starting() -> Iterator[Start]:
+    """Starts loops, and stops them."""
+    with ExitStack() as stack:
+
+        def start(**options: object) -> Loop:
+            how = {"at_end_of_turn": lambda: None, "look": lambda now: math.inf, **options}
+            loop = Loop(**how)  # type: ignore[arg-type]
+            loop.start()
+            stack.callback(loop.stop, PATIENCE_S)
+            return loop
+
+        yield start
+
+
+def called(loop: Loop) -> int:
+    """The thread that leads, found out by having it do something."""
+    done, by = threading.Event(), list[int]()
+
+    def note() -> None:
+        by.append(threading.get_ident())
+        assert loop.is_mine
+        done.set()
+
+    loop.post(note)
+    assert done.wait(PATIENCE_S)
+    return by[0]
+
+
+def test_what_is_posted_is_called_by_the_thread_that_leads(starting: Start) -> None:
+    """From any thread, in order, always by the same one while nothing takes long."""
+    loop = starting()
+    seen: list[int] = []
+    for number in range(100):
+        loop.post(lambda number=number: seen.append(number))  # type: ignore[misc]
+    assert called(loop) == called(loop)
+    assert seen == list(range(100))
+    assert not loop.is_mine
+
+
+def test_a_leader_that_stays_away_is_replaced_while_it_is_away(starting: Start) -> None:
+    """What is posted is done although it never comes back; when it does, it does not lead any more."""
+    loop, begun, leave, after = starting(), threading.Event(), threading.Event(), threading.Event()
+    still: list[bool] = []
+
+    def hang(_: None) -> None:
+        begun.set()
+        assert leave.wait(PATIENCE_S)
+
+    def go() -> None:
+        loop.away(hang, None)
+        still.append(loop.is_mine)
+        after.set()
+
+    first = called(loop)
+    loop.post(go)
+    assert begun.wait(PATIENCE_S)
+    second = called(loop)
+    assert second != first
+    leave.set()
+    assert after.wait(PATIENCE_S)
+    assert still == [False]
+    assert called(loop) == second
+
+
+def test_a_leader_that_comes_back_soon_keeps_the_lead(starting: Start) -> None:
+    """And what it was away for is what it gets."""
+    loop, done, got = starting(), threading.Event(), list[object]()
+
+    def go() -> None:
+        got.append(loop.away(lambda given: 2 * given, 21))
+        done.set()
+
+    loop.post(go)
+    assert done.wait(PATIENCE_S)
+    assert got == [42]
+
+
+def test_the_lead_is_handed_over_before_what_takes_long(starting: Start) -> None:
+    """The next one leads at once."""
+    loop, begun, leave = starting(), threading.Event(), threading.Event()
+
+    def go() -> None:
+        assert loop.hand_over()
+        assert not loop.is_mine
+        begun.set()
+        assert leave.wait(PATIENCE_S)
+
+    first = called(loop)
+    loop.post(go)
+    assert begun.wait(PATIENCE_S)
+    assert called(loop) != first
+    leave.set()
+
+
+def test_many_that_take_long_are_done_side_by_side(starting: Start) -> None:
+    """As many threads as there is work, and the loop goes on meanwhile."""
+    loop, together = starting(), threading.Barrier(21)
+    for _ in range(20):
+        loop.lend(lambda: together.wait(PATIENCE_S))
+    called(loop)
+    together.wait(PATIENCE_S)
+
+
+def test_what_raises_ends_nothing(starting: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it was posted, lent, or told of a socket: it is in the log, and the loop goes on."""
+    loop = starting()
+    ours, theirs = socket.socketpair()
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with ours, theirs, caplog.at_level(logging.ERROR):
+        loop.post(lambda: loop.watch(ours.fileno(), fail))
+        loop.post(fail)
+        loop.lend(fail)
+        theirs.send(b"x")
+        called(loop)
+        called(loop)
+        done = threading.Event()
+        loop.post(lambda: (loop.forget(ours.fileno()), done.set()))
+        assert done.wait(PATIENCE_S)
+    assert caplog.text.count("ZeroDivisionError") >= 2
+
+
+def test_what_was_told_of_a_socket_that_is_forgotten_is_told_to_nobody(starting: Start) -> None:
+    """Both are ready in one turn, the turn ends after one, and that one forgets both: their numbers may be others'
+    now."""
+    told: list[int] = []
+    loop = starting(is_enough=lambda left: True)
+    pairs = [socket.socketpair() for _ in range(2)]
+    for _, theirs in pairs:
+        theirs.send(b"x")
+
+    def ready(descriptor: int, _: int) -> None:
+        told.append(descriptor)
+        for ours, _ in pairs:
+            loop.forget(ours.fileno())
+
+    def watch() -> None:
+        for ours, _ in pairs:
+            loop.watch(ours.fileno(), partial(ready, ours.fileno()))
+
+    loop.post(watch)
+    for _ in range(5):
+        called(loop)
+    assert len(told) == 1
+    for pair in pairs:
+        for one in pair:
+            one.close()
+
+
+def test_it_looks_when_it_was_told_to(starting: Start) -> None:
+    """Once that moment has passed, and again when the look says so."""
+    looks = threading.Semaphore(0)
+
+    def look(now: float) -> float:
+        looks.release()
+        return now + 0.001
+
+    loop = starting(look=look)
+    loop.post(lambda: loop.look_by(0.0))
+    for _ in range(3):
+        assert looks.acquire(timeout=PATIENCE_S)
