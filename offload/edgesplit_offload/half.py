@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from edgesplit import oip
-from edgesplit.errors import InferenceFailed, ModelRefused, UsageError
+from edgesplit.errors import EdgeError, InferenceFailed, ModelRefused, UsageError
 from edgesplit.release import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Program, Runtime, Tensor, execute
 from edgesplit.runtime.load import load_slice
@@ -62,7 +62,9 @@ class FarHalf:
         ends: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
         runtime: Runtime,
         memory: Memory,
+        wide: Runtime | None = None,
     ) -> None:
+        """`wide`: runs stacks by several threads, where that gives the same bits."""
         self.pace = Pace()
         self.is_measured = False
         """Is it known whether its requests gain by company?"""
@@ -73,6 +75,7 @@ class FarHalf:
         self._order = tuple(remote)
         self._inputs, self._outputs = ends
         self._runtime = runtime
+        self._wide = wide
         self._memory = memory
         self._asked = threading.Lock()
         self._slices = [release.manifest.slice(name) for name in remote]
@@ -142,8 +145,29 @@ class FarHalf:
         try:
             with self._memory.lent(self._alone) as alone, self._memory.lent(together) as many:
                 self._try(alone, many, together, clock)
+            if self._together is not None:
+                self._widen()
         finally:
-            self._let_go(together if self._together is None else self._alone)
+            kept = self._together or self._alone
+            for pieces in (self._alone, together):
+                if pieces is not kept:
+                    self._let_go(pieces)
+
+    def _widen(self) -> None:
+        """Run stacks by several threads from now on, if they give the same bits so. Whether it is worth it is not
+        asked: who gathers stacks has the cores for them, and all in a stack wait for the whole of it."""
+        if self._wide is None:
+            return
+        wide = [self._piece(one, stacked=True, wide=True) for one in self._slices]
+        try:
+            with self._memory.lent(self._alone) as alone, self._memory.lent(wide) as many:
+                if keeps_apart(self._inputs, partial(self._outputs_of, alone), partial(self._outputs_of, many)):
+                    self._together = wide
+        except EdgeError as error:
+            log.info("stacks run by one thread each: %s", error)
+        finally:
+            if self._together is not wide:
+                self._let_go(wide)
 
     def _try(
         self,
@@ -168,7 +192,7 @@ class FarHalf:
     def _let_go(self, pieces: Sequence[Piece]) -> None:
         self._memory.let_go(self._release.digest, {one.key for one in pieces})
 
-    def _piece(self, one: Slice, *, stacked: bool = False) -> Piece:
+    def _piece(self, one: Slice, *, stacked: bool = False, wide: bool = False) -> Piece:
         """The slice as it is loaded: its files are verified at that moment."""
 
         def load() -> Program:
@@ -182,9 +206,9 @@ class FarHalf:
             if stack is None:
                 raise ModelRefused(f"slice {one.name} takes one input at a time")
             with stack:
-                return self._runtime.load(one, stack)
+                return (self._wide if wide and self._wide is not None else self._runtime).load(one, stack)
 
-        return Piece(Key(self._release.digest, one.name, stacked), one.bytes, load)
+        return Piece(Key(self._release.digest, one.name, stacked, wide), one.bytes, load)
 
     def _outputs_of(self, programs: Mapping[str, Program], given: Tensors) -> dict[str, Tensor]:
         live = execute(programs, self._order, given)

@@ -103,6 +103,11 @@ class Loop:
         for one in hands:
             if one.thread is not None and one.thread is not threading.current_thread():
                 one.thread.join(max(0.1, deadline - monotonic()))
+        self._watcher.join(within_s)
+        if not any(one.thread is not None and one.thread.is_alive() for one in hands):  # else one may look once more
+            self._sleeps = False
+            self._epoll.close()
+            os.close(self._bell)
 
     @property
     def is_mine(self) -> bool:
@@ -128,7 +133,7 @@ class Loop:
     def post(self, call: Call) -> None:
         """Have the leader call it soon. From any thread."""
         self._posted.append(call)
-        if self._sleeps:
+        if self._sleeps and not self._is_over:
             self._sleeps = False
             self._ring()
 
@@ -271,6 +276,11 @@ class _Watcher:
         self._is_over = True
         with suppress(RuntimeError):  # roused already
             self._rouse.release()
+
+    def join(self, within_s: float) -> None:
+        """Until it has ended."""
+        if self._thread.is_alive():
+            self._thread.join(within_s)
 
     def begins(self) -> None:
         """The leader goes away."""

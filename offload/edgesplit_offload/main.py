@@ -24,7 +24,7 @@ from edgesplit.seen.exposition import PATH, metrics_response
 from edgesplit.seen.ledger import Series
 from edgesplit.seen.listener import metrics_server, parse_address
 from edgesplit_offload import options as given
-from edgesplit_offload.server import SERIES, OffloadServer
+from edgesplit_offload.server import SERIES, STACK_THREADS, OffloadServer
 from edgesplit_offload.supervisor import Supervisor
 from edgesplit_offload.talk import Talk
 from edgesplit_offload.totals import Totals
@@ -99,7 +99,8 @@ def work(options: argparse.Namespace) -> None:
     count = given.process_count(options.processes)
     with ExitStack() as stack:
         among = {"siblings": worker.siblings, "elsewhere": worker.elsewhere, "on_closed": worker.closed}
-        worker.serve(_server(options, count, stack, **among))
+        wide = given.engine(options, STACK_THREADS) if given.has_cores_for(STACK_THREADS, options.threads) else None
+        worker.serve(_server(options, count, stack, wide=wide, **among))
 
 
 def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **how: Any) -> OffloadServer:

@@ -30,6 +30,8 @@ class Key:
     name: str
     """The slice's: programs are known by it."""
     stacked: bool = False
+    wide: bool = False
+    """By several threads."""
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,14 @@ def runs_at_once(processes: int, threads: int, cores: int | None = None) -> int:
     return max(1, share)
 
 
-def engine(options: argparse.Namespace) -> EngineByFormat:
+def has_cores_for(stack_threads: int, threads: int, cores: int | None = None) -> bool:
+    """May a run of many requests take so many threads, where one takes `threads`? Two such runs have cores then."""
+    return threads < stack_threads and 2 * stack_threads <= (cores or len(os.sched_getaffinity(0)))
+
+
+def engine(options: argparse.Namespace, threads: int | None = None) -> EngineByFormat:
     """What runs the slices, as `--threads` and `--mode` say."""
-    return EngineByFormat(setup=Setup(threads=options.threads, optimise=options.mode))
+    return EngineByFormat(setup=Setup(threads=threads or options.threads, optimise=options.mode))
 
 
 def tls(options: argparse.Namespace) -> ssl.SSLContext | None:

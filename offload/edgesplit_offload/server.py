@@ -71,6 +71,8 @@ log = logging.getLogger(__name__)
 WAITING_PER_RUN = 16
 SHORT_RUN_S = 0.005
 """What is not expected to take longer the leader runs by itself, where nothing else could begin meanwhile."""
+STACK_THREADS = 2
+"""Of a run of several requests, in the process that gathers them: two such runs are on at a time, mostly."""
 STOP_S = 5.0
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
 SERIES = "series"
@@ -109,6 +111,7 @@ class OffloadServer:
         tls: ssl.SSLContext | None = None,
         open_release: Opener | None = None,
         runtime: Runtime | None = None,
+        wide: Runtime | None = None,
         threads: int = 1,
         at_once: int | None = None,
         waiting: int | None = None,
@@ -122,7 +125,8 @@ class OffloadServer:
         tracer: Tracer = OFF,
         onward: Onward | None = None,
     ) -> None:
-        """`onward`: of a gateway, the next tier. `runtime`: instead of each slice's engine with `threads`. `elsewhere`:
+        """`onward`: of a gateway, the next tier. `runtime`: instead of each slice's engine with `threads`. `wide`: the
+        same with STACK_THREADS, of one process among several, for requests that run together. `elsewhere`:
         of one process among several, who gathers what had better run together."""
         self._onward = onward
         self._revoked = revoked
@@ -131,13 +135,15 @@ class OffloadServer:
         self._counts = Counts()
         self._memory = Memory(memory)
         self._shelf = Shelf(
-            open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat(threads), self._memory
-        )
+            open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat(threads), self._memory,
+            wide=wide,
+        )  # fmt: skip
         cores = max(1, (os.cpu_count() or 1) // threads)
         runs = at_once or cores
         self._loop = Loop(self._run, self._look, lambda left: self._turns.is_enough(left, SHORT_RUN_S))
         self._turns = Turns(
-            runs, WAITING_PER_RUN * runs if waiting is None else waiting, cores if elsewhere else runs,
+            runs, WAITING_PER_RUN * runs if waiting is None else waiting,
+            cores // (1 if wide is None else STACK_THREADS) if elsewhere else runs,
             self._loop.lend, self._loop.away,
         )  # fmt: skip
         self._gathering = Gathering(self._shelf, self._turns, self._loop, self._asked)

@@ -82,8 +82,9 @@ class RemoteModel:
 class _Opened:
     """One release, and what of it was asked for so far."""
 
-    def __init__(self, release: OpenRelease, runtime: Runtime, memory: Memory) -> None:
+    def __init__(self, release: OpenRelease, runtime: Runtime, memory: Memory, wide: Runtime | None) -> None:
         self.release = release
+        self._wide = wide
         self._runtime = runtime
         self._memory = memory
         self._specs = _specs(release.manifest)
@@ -132,7 +133,7 @@ class _Opened:
         key = (row.remote, row.sends, row.receives)
         if key not in self._halves:
             ends = (inputs, outputs)
-            self._halves[key] = FarHalf(self.release, row.remote, ends, self._runtime, self._memory)
+            self._halves[key] = FarHalf(self.release, row.remote, ends, self._runtime, self._memory, self._wide)
         half, served = self._halves[key], self.release.manifest.model
         words = Words(name, VERSION, inputs, outputs)
         return RemoteModel(name, served, row, inputs, outputs, through_gateway, half, words, self)
@@ -147,7 +148,10 @@ class Shelf:
         runtime: Runtime,
         memory: Memory | None = None,
         most_releases: int = MOST_RELEASES,
+        wide: Runtime | None = None,
     ) -> None:
+        """`wide`: for stacks."""
+        self._wide = wide
         self._open_release = open_release
         self._runtime = runtime
         self._memory = memory or Memory()
@@ -222,7 +226,7 @@ class Shelf:
             with opening:
                 if found := self._known(digest):
                     return found
-                opened = _Opened(self._open_release(digest), self._runtime, self._memory)
+                opened = _Opened(self._open_release(digest), self._runtime, self._memory, self._wide)
                 log.info("opened release %s", digest[:12])
                 self._keep(digest, opened)
                 return opened

@@ -11,8 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release import Manifest, Slice, TensorSpec
+from edgesplit.runtime import Runtime, Tensor, Tensors
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit.sealed import SliceInMemory
+from edgesplit.sealed import SliceInMemory, SliceSource
 from edgesplit_offload import gain
 from edgesplit_offload.gain import chosen, keeps_apart, measured, noise, stackable
 from edgesplit_offload.half import FarHalf
@@ -138,9 +139,9 @@ class FakeRelease:
         return self._folder / name
 
 
-def half(of: FakeRelease, memory: Memory | None = None) -> FarHalf:
+def half(of: FakeRelease, memory: Memory | None = None, wide: Runtime | None = None) -> FarHalf:
     ends = (of.manifest.inputs, of.manifest.outputs)
-    return FarHalf(of, ("s01",), ends, OnnxRuntime(), memory or Memory())
+    return FarHalf(of, ("s01",), ends, OnnxRuntime(), memory or Memory(), wide)
 
 
 class Clock:
@@ -176,6 +177,42 @@ def test_where_it_gains_requests_share_runs_and_give_the_same_bits(
     shared.unload()
     assert memory.bytes == 0
     assert shared.run(inputs)[4]["y"].tobytes() == before[4]["y"].tobytes()
+
+
+class Wide:
+    """Several threads, which give what `spoil` makes of the right answer."""
+
+    name = "wide"
+
+    def __init__(self, spoil: float) -> None:
+        self.spoil, self.runs = spoil, 0
+
+    def load(self, slice_: Slice, folder: SliceSource) -> Wide:
+        self._program = OnnxRuntime().load(slice_, folder)
+        return self
+
+    def run(self, tensors: Tensors) -> dict[str, Tensor]:
+        self.runs += 1
+        return {name: value + np.float32(self.spoil) for name, value in self._program.run(tensors).items()}
+
+
+@pytest.mark.parametrize("spoil", [0.0, 1.0])
+def test_stacks_run_by_several_threads_only_where_that_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: float
+) -> None:
+    """Else one thread goes on running them; what is not used is let go."""
+    made_to_gain(monkeypatch)
+    memory, of, wide = Memory(), release(tmp_path, dense()), Wide(spoil)
+    shared = half(of, memory, wide)
+    inputs = [{"x": RNG.standard_normal((1, 8)).astype(np.float32)} for _ in range(5)]
+    before = shared.run(inputs)
+    one = memory.bytes
+    shared.measure(lambda: 0.0)
+    tried = wide.runs
+    after = shared.run(inputs)
+    assert [one["y"].tobytes() for one in after] == [one["y"].tobytes() for one in before]
+    assert (shared.pace.most, memory.bytes, tried > 0) == (8, one, True)
+    assert (wide.runs > tried) == (spoil == 0.0)
 
 
 @pytest.mark.parametrize(

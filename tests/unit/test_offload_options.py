@@ -59,6 +59,14 @@ def test_all_runs_together_have_the_cores(cores: int, processes: int, threads: i
     assert given.runs_at_once(processes, threads, cores) == runs
 
 
+@pytest.mark.parametrize(("stack", "threads", "cores", "may"), [(2, 1, 4, True), (2, 1, 3, False), (2, 2, 8, False)])
+def test_stacks_take_several_threads_where_two_of_them_have_cores(
+    stack: int, threads: int, cores: int, may: bool
+) -> None:
+    """And where that is more than a run takes anyway."""
+    assert given.has_cores_for(stack, threads, cores) == may
+
+
 @pytest.mark.parametrize(
     "words", [("--processes", "-1"), ("--threads", "0"), ("--drain", "-1"), ("--stuck-after", "nan"), ("--runs", "-2")]
 )
