@@ -92,6 +92,8 @@ class Loop:
     def stop(self, within_s: float) -> None:
         """End: nothing is called any more. Threads that do something else end when that is done."""
         with self._lock:
+            if self._is_over:
+                return
             self._is_over = True
             hands = list(self._hands)
             for one in self._idle:

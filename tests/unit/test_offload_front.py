@@ -19,8 +19,8 @@ from edgesplit import oip
 from edgesplit.client import Connection
 from edgesplit_controller.ca import Authority
 from edgesplit_offload.server import OffloadServer
+from gated_offload import Answers, Gate, ask, error, outputs
 from handmade_release import CUT, MID, HandmadeRelease
-from offload_world import Answers, Gate, ask, error, outputs
 
 PATIENCE_S = 20.0
 RIGHT = {"out": [2, 4, 6, 8], "same": [1, 2, 3, 4]}

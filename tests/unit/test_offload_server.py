@@ -30,8 +30,8 @@ from edgesplit.limits import LIMITS
 from edgesplit_offload import shelf
 from edgesplit_offload.memory import Memory
 from edgesplit_offload.server import OffloadServer
+from gated_offload import Gate, ask, error, outputs, post, soon
 from handmade_release import CODEC, CUT, DIGEST, LATER, LOCAL, MID, REMOTE, HandmadeRelease
-from offload_world import Gate, ask, error, outputs, post, soon
 
 PATIENCE_S = 20.0
 
