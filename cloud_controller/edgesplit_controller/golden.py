@@ -26,6 +26,7 @@ from edgesplit.release import Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit_controller.registry import LoadedModel
+from edgesplit_partitioner.child_end import check_not_interrupted
 from edgesplit_partitioner.measure import stand_in_frame
 from edgesplit_partitioner.prepared import PreparedModel, whole_runs, whole_slice
 
@@ -111,6 +112,7 @@ def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
         except subprocess.TimeoutExpired as error:
             raise ModelRefused(f"the model does not answer within {LIMIT_S:.0f} s") from error
         if child.returncode:
+            check_not_interrupted(child.returncode)
             last = (child.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"])[-1]
             raise ModelRefused(f"the runtime cannot run this model: {last[:300]}")
         return _load(folder / OUTPUTS)
