@@ -147,7 +147,8 @@ def told(gate: Gate, value: float | None) -> str:
     figure = value / UNITS[gate.subject].get(unit.lower(), 1.0)
     if unit == "%":
         return f"{figure:.3g} %"
-    return f"{figure:.4g} {'°C' if gate.subject == 'celsius' else unit or 'J'}"
+    shown = f"{figure:.4g}" if figure < 10_000 else f"{figure:.0f}"
+    return f"{shown} {'°C' if gate.subject == 'celsius' else unit or 'J'}"
 
 
 def _asked(evidence: Evidence) -> int:

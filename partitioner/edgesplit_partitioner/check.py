@@ -49,6 +49,8 @@ MEMORY_BYTES = 16 * 2**30
 MOST_CRASHES = 5
 """After so many boundaries in a row that killed the runtime the rest are not tried."""
 MOST_JOBS = 4
+CUTS_A_CHILD = 8
+"""A child takes as long to start as a small model to be cut so often."""
 
 Verdict = Literal["exact", "within", "off", "refused"]
 
@@ -291,7 +293,7 @@ def _tried(
     workplace: _Workplace, wanted: Sequence[_Wanted], limit_s: float, jobs: int | None, progress: Progress | None
 ) -> list[Cut]:
     """Every cut, on several children at once."""
-    workers = max(1, min(jobs or min(MOST_JOBS, os.cpu_count() or 1), len(wanted)))
+    workers = max(1, min(jobs or min(MOST_JOBS, os.cpu_count() or 1, len(wanted) // CUTS_A_CHILD), len(wanted)))
     line = _Line(workplace, wanted, limit_s, progress)
     with ThreadPoolExecutor(workers) as pool:
         try:
