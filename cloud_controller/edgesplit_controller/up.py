@@ -20,7 +20,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +46,7 @@ from edgesplit_controller import metrics
 from edgesplit_controller.adding_up import add_up
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
-from edgesplit_controller.assembly import OFFLOAD, REVOKED, Assembly, Foundations, api_url, offload_url
+from edgesplit_controller.assembly import Assembly, Foundations, api_url, offload_url
 from edgesplit_controller.backup.restoring import RESTORED
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import Broker
@@ -61,6 +60,7 @@ from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.gatekeeping import open_gate
 from edgesplit_controller.leases import Lease, forget_leases
+from edgesplit_controller.offload_server import OFFLOAD, REVOKED, offload_command, told_addresses
 from edgesplit_controller.parts.looks import broker_look, offload_look
 from edgesplit_controller.parts.noting import Noting
 from edgesplit_controller.peers import TellingPeers
@@ -111,28 +111,6 @@ def run(
             ready(addresses)
         wait_until(ending)
         log.info("stopping")
-
-
-def offload_arguments(data: Path, *, port: int | None = None, bind: str | None = None) -> list[str]:
-    """The command line of an offload server for this data folder, whether `up` runs it or an operator does."""
-    running = _addresses(data)
-    chosen_port, chosen_bind = port or running.get("offload_port"), bind or running.get("bind") or "127.0.0.1"
-    if not (data / OFFLOAD / "root.json").is_file():
-        raise UsageError(f"{data} is no controller's data folder: run `edgectl --data {data} up` first")
-    if not chosen_port:
-        raise UsageError(f"no controller runs on {data} that would say which port: give one with --port")
-    credentials = _server_files(data, OFFLOAD)
-    words = {
-        "--releases": data / OFFLOAD / "releases",
-        "--root": data / OFFLOAD / "root.json",
-        "--cert": credentials.certificate_file,
-        "--key": credentials.key_file,
-        "--ca": credentials.ca_file,
-        "--host": chosen_bind,
-        "--port": chosen_port,
-        "--revoked": data / OFFLOAD / REVOKED,
-    }
-    return [str(word) for pair in words.items() for word in pair]
 
 
 def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, installed_at: Path | None) -> list[Path]:
@@ -319,15 +297,6 @@ def _told_of_revocations(settings: Settings, revocations: Revocations, stack: Ex
     command.start()
 
 
-def offload_command(settings: Settings) -> list[str]:
-    """The command line of the offload server that `up` runs."""
-    arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
-    arguments += ["--log-format", settings.log_format, "--mode", settings.offload_mode]
-    if settings.offload_metrics:
-        arguments += ["--metrics", settings.offload_metrics]
-    return [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())]
-
-
 def _offload(one: _Process) -> Child | None:
     """Our own offload server, where there shall be one; one that is run elsewhere finds its credentials."""
     settings = one.settings
@@ -467,7 +436,7 @@ def _of_further(settings: Settings) -> Settings:
 
 def _joined(settings: Settings) -> Settings:
     """What a process that joins is not told, it reads in the folder that it shares with the first one."""
-    told = _addresses(settings.data)
+    told = told_addresses(settings.data)
     if not (settings.data / "keys" / "ca.pem").is_file():
         raise UsageError(f"{settings.data} is no controller's data folder yet: `edgectl up` without --join comes first")
     if not settings.database:
@@ -520,19 +489,6 @@ def _as_told(settings: Settings) -> dict[str, Any]:
         "pid": os.getpid(),
         "version": edgesplit.__version__,
     }
-
-
-def _addresses(data: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((data / "controller.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _server_files(data: Path, name: str) -> Credentials:
-    keys = data / "keys"
-    return Credentials(keys / f"{name}.key", keys / f"{name}.pem", keys / "ca.pem")
 
 
 @contextmanager
