@@ -10,6 +10,8 @@ DASHBOARD := $(shell find cloud_controller/dashboard -name node_modules -prune -
 demo: $(VENV)/.demo $(ASSETS)
 	$(BIN)/edgectl demo $(DEMO)
 
+# Tests run side by side: a thread of matrices for each worker, or they wait for each other.
+test: export OPENBLAS_NUM_THREADS ?= 1
 test: $(VENV)/.dev $(ASSETS)
 	@tools/dashboard test || [ $$? = 3 ]
 	$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile $(TEST)
