@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from record import Target, arguments, finish
 
+from edgesplit import messages
 from edgesplit.errors import LinkError
 from edgesplit.identity import Credentials, certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
@@ -34,7 +35,7 @@ from edgesplit.plan import Link
 from edgesplit.release import Chunk, SliceFile
 from edgesplit.testing.link import ShapedLink
 from edgesplit_agent.chunks import Assembly, ChunkStore, Layout
-from edgesplit_agent.delivery import ChunkFetcher
+from edgesplit_agent.delivery import ChunkFetcher, own_chunk
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import CONTROLLER, Broker
 from edgesplit_controller.ca import Authority
@@ -90,7 +91,7 @@ class World:
         self.broker.start()
         self.controller = self.session(CONTROLLER, self.authority.issue_client(CONTROLLER), self.delivery.on_message)
         self.controller.subscribe(SUBSCRIPTIONS)
-        self.delivery.start(self.controller)
+        self.delivery.start(self)
         self.controller.start()
         assert self.controller.wait_connected(20), self.controller.problem
 
@@ -117,9 +118,14 @@ class World:
         return {sha256: len(data) for sha256, data in self.chunks.items()}
 
     def _chunk(self, sha256: str) -> bytes:
-        data = self.chunks[sha256] if sha256 in self.chunks else self.blobs.get(sha256)
-        self.sent += len(data)
-        return data
+        return self.chunks[sha256] if sha256 in self.chunks else self.blobs.get(sha256)
+
+    def publish(self, topic: str, payload: bytes, **options: Any) -> bool:
+        """As the session does; chunks are counted, those for one device too."""
+        sent = self.controller.publish(topic, payload, **options)
+        if sent and (topic.startswith(messages.chunk_topic("")) or own_chunk(options.get("correlation"))):
+            self.sent += len(payload)
+        return sent
 
     def device(self, name: str) -> Credentials:
         key = load_or_make_key(self.folder / f"{name}.key")
@@ -156,6 +162,7 @@ class Device:
         self.session = world.session(name, world.device(name), self._received, port)
         self._on_disk = on_disk
         self.fetcher = ChunkFetcher(self.session, name, cap_bytes_per_s=cap_bytes_per_s)
+        self.session.subscribe([messages.topic(name, "fetched")], qos=0)
         self.session.start()
         assert self.session.wait_connected(20), self.session.problem
 
@@ -170,7 +177,7 @@ class Device:
         return self.assembly.missing()
 
     def _received(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
-        self.fetcher.received(topic.rpartition("/")[2], payload)
+        self.fetcher.received(own_chunk(correlation) or topic.rpartition("/")[2], payload)
 
     def fetch(self, wanted: Mapping[str, int], stop: Callable[[], bool] = lambda: False) -> Sent:
         start = perf_counter()
@@ -383,9 +390,10 @@ def fetch_elsewhere(name: str, credentials: Credentials, port: int, release: str
     """A process of its own: a device that hashes what it fetches and keeps nothing; the bytes that came."""
     session = Session(
         "localhost", port, name, credentials.client_context(),
-        on_message=lambda topic, payload, _: fetcher.received(topic.rpartition("/")[2], payload),
+        on_message=lambda topic, payload, tag: fetcher.received(own_chunk(tag) or topic.rpartition("/")[2], payload),
     )  # fmt: skip
     fetcher = ChunkFetcher(session, name)
+    session.subscribe([messages.topic(name, "fetched")], qos=0)
     session.start()
     assert session.wait_connected(20), session.problem
     fetcher.fetch(release, dict.fromkeys(listed, LIMITS.chunk_bytes), listed, lambda chunks: None)

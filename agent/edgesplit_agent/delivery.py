@@ -22,13 +22,14 @@ from edgesplit_agent.window import LEAST_BYTES_PER_S, WATCH_S, Window
 log = logging.getLogger(__name__)
 
 LISTEN_CHUNKS = 512
-"""Chunks that a device listens for at once: 64 MiB ahead of what it has."""
+"""Chunks that a device listens for at once, where its link is not too slow for them: 64 MiB ahead of what it has."""
 TOPICS_AT_ONCE = 128
 """In one subscription."""
 LISTEN_FIRST_S = 0.1
 """At most so long a fetch listens for a stream that others asked for before it asks itself."""
 LOOK_S = 0.2
 """How soon a fetch that shall stop is noticed."""
+DIGEST_BYTES = 32
 PATIENCE_S = (1.0, 2.0, 4.0, 8.0)
 """How long one round of asking may bring nothing; after the last, the link counts as gone."""
 
@@ -154,6 +155,12 @@ class MetadataFetcher:
                 self._changed.wait(left_s)
 
 
+def own_chunk(correlation: bytes | None) -> str:
+    """The digest of the chunk that a message on our `fetched` topic is; empty for a piece of metadata, whose
+    correlation data is what we made up, and shorter."""
+    return correlation.hex() if correlation is not None and len(correlation) == DIGEST_BYTES else ""
+
+
 def joined(pieces: Mapping[int, bytes], total: int) -> bytes | None:
     """The file of `total` bytes that the pieces (by offset) make, or None while one is missing."""
     parts, at = [], 0
@@ -242,9 +249,10 @@ class ChunkFetcher:
 
     def _listen(self, window: Window, listening: set[str]) -> None:
         """Subscribe to what comes next, a good way ahead of what is asked for: others may ask for it before us."""
-        if listening.issuperset(window.ahead(max(1, LISTEN_CHUNKS // 2))):
+        most = window.worth_hearing(LISTEN_CHUNKS)
+        if len(listening) <= 2 * most and listening.issuperset(window.ahead(max(1, most // 2))):
             return
-        ahead = window.ahead(LISTEN_CHUNKS)
+        ahead = window.ahead(most)
         new = [sha256 for sha256 in ahead if sha256 not in listening]
         heard = listening.difference(ahead)
         for start in range(0, len(new), TOPICS_AT_ONCE):

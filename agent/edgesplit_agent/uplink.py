@@ -12,7 +12,7 @@ import math
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import edgesplit
@@ -21,7 +21,7 @@ from edgesplit.errors import LinkError
 from edgesplit.messages import Birth, Death, Job, Kept, ModelState, Reported
 from edgesplit.mqtt import OnMessage, Session, Will
 from edgesplit.pace import THREADS, Pace, Running
-from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher
+from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher, own_chunk
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.outbox import Outbox
 
@@ -47,6 +47,7 @@ class Rhythm:
     """How often telemetry is sent."""
 
     every_s: float = 2.0
+    """Until the controller says how often it wants some (`Kept.every_s`)."""
     at_once_s: float = 1.0
     """Between messages when something changed."""
     offline_every_s: float = 60.0
@@ -255,14 +256,22 @@ class Uplink:
         if topic.startswith(_CHUNK_PREFIX):
             self.chunks.received(topic[len(_CHUNK_PREFIX) :], payload)
         elif topic == messages.topic(self._identity.device, "fetched"):
-            self.metadata.received(payload, correlation)
+            if sha256 := own_chunk(correlation):
+                self.chunks.received(sha256, payload)
+            else:
+                self.metadata.received(payload, correlation)
         elif topic == messages.topic(self._identity.device, "desired") and payload:
             self._on_offer(payload)  # an empty one is unsigned and says nothing: what runs stays
         elif topic == messages.topic(self._identity.device, "kept"):
-            if self._outbox is not None:
-                self._outbox.kept(messages.decode(payload, Kept), self._pace.monotonic())
+            self._kept(messages.decode(payload, Kept))
         elif topic == messages.topic(self._identity.device, "job"):
             self._on_job(messages.decode(payload, Job))
+
+    def _kept(self, kept: Kept) -> None:
+        if kept.every_s is not None:
+            self._rhythm = replace(self._rhythm, every_s=kept.every_s)
+        if self._outbox is not None:
+            self._outbox.kept(kept, self._pace.monotonic())
 
     def _tell(self) -> None:
         """Telemetry, every so often and soon after a change, for as long as we live; and what is late, as it may go."""

@@ -31,7 +31,7 @@ from edgesplit.mqtt import Session
 from edgesplit.release import Chunk, SliceFile
 from edgesplit.testing.link import ShapedLink
 from edgesplit_agent.chunks import Assembly, ChunkStore, Layout
-from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher
+from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher, own_chunk
 from edgesplit_agent.room import NoRoom
 from edgesplit_controller.broker import Broker
 from edgesplit_controller.ca import Authority
@@ -110,6 +110,8 @@ class World:
         kind = topic.rpartition("/")[2]
         if kind == "desired":
             self.told.release()
+        elif kind == "fetched" and (sha256 := own_chunk(correlation)):
+            self.fetcher.received(sha256, payload)
         elif kind == "fetched":
             self.metadata.received(payload, correlation)
         else:
