@@ -1,4 +1,4 @@
-"""What starts often loads little: a command of a thin client, a child that tries a model, a server beside a controller."""
+"""What starts often loads little: a thin client's command, a child that tries a model, a server beside a controller."""
 
 from __future__ import annotations
 
