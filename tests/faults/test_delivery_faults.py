@@ -496,6 +496,8 @@ def test_a_full_disk_refuses_before_the_first_byte_and_completes_when_there_is_r
         left = set(assembly.missing())
         assert left and left != set(world.chunks)
         filler.unlink()
+        world.metadata.fetch("metadata/timestamp.json", 10_000)  # behind all that was asked for until now
+        eventually("what was asked for is sent", lambda: not world.delivery.waiting()["chunks"])
         before = world.sent
         world.fetch_all()
         assert world.store.assembly(world.layout).missing() == {}
