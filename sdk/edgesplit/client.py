@@ -22,7 +22,6 @@ from edgesplit.attempts import Attempts
 from edgesplit.connection import Connection
 from edgesplit.errors import Busy, EdgeError, LinkError
 from edgesplit.frames import Errors, StreamSettings
-from edgesplit.fresh_ids import fresh_id
 from edgesplit.lane import may_have_lanes
 from edgesplit.question import PLAIN, Answer, Question, check_deadline
 from edgesplit.reply import Reply, error_of
@@ -100,11 +99,11 @@ class Client:
         if not (self._takes_lanes and request_id is None and wishes is NONE) or of_application():
             question = Question.of(model, inputs, outputs, request_id, to_parameters(wishes))
             return self.answer(question, deadline, deadline_s)
-        connection, request_id = self._connection(), fresh_id()
-        answer = connection.by_lane(self._address.prefix, model, inputs, outputs, request_id, deadline)
+        connection = getattr(self._own, "connection", None) or self._connection()
+        answer = connection.lanes.answer(model, inputs, outputs, deadline, connection.wish_lane)
         if answer is not None:
             return answer
-        answer = self.answer(Question.of(model, inputs, outputs, request_id), deadline, deadline_s)
+        answer = self.answer(Question.of(model, inputs, outputs), deadline, deadline_s)
         connection.lanes.answered(model)
         return answer
 

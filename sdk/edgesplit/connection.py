@@ -19,7 +19,6 @@ from edgesplit.arena import SEGMENT_PATH, Arena, offer
 from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage
 from edgesplit.lane import Lanes
 from edgesplit.lane_terms import LANE_PATH
-from edgesplit.oip import Tensor
 from edgesplit.question import Answer, Question
 from edgesplit.reply import Incoming, Known, Reply, new_scratch
 from edgesplit.segments import Segment
@@ -27,7 +26,6 @@ from edgesplit.segments import Segment
 _SEND = 262_144
 _LONGEST_WAIT_S = 3600.0
 Body = Sequence[bytes | memoryview]
-Given = Mapping[str, "Tensor | bytes"]
 
 
 def request_head(address: Address, method: str, path: str, headers: Mapping[str, str], body: Body) -> bytes:
@@ -150,16 +148,10 @@ class Connection:
         self.lanes.close()
         self.close()
 
-    def by_lane(
-        self, prefix: str, model: str, inputs: Given, outputs: Sequence[str], request_id: str, deadline: float
-    ) -> Answer | None:
-        """The answer by a lane past the agent; None where the agent is to be asked."""
-
-        def agent(wish: bytes, descriptor: int, within_s: float) -> Reply:
-            until = monotonic() + within_s
-            return self.exchange("POST", prefix + LANE_PATH, deadline=until, body=[wish], descriptor=descriptor)
-
-        return self.lanes.answer(model, inputs, outputs, request_id, deadline, agent)
+    def wish_lane(self, wish: bytes, descriptor: int, within_s: float) -> Reply:
+        """Ask for a lane, passing the end that is the worker's."""
+        until = monotonic() + within_s
+        return self.exchange("POST", LANE_PATH, deadline=until, body=[wish], descriptor=descriptor)
 
     def _asked(self, prefix: str, question: Question, deadline: float) -> tuple[Reply, Arena]:
         """The reply, and the memory that it may lie in."""

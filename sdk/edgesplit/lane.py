@@ -20,7 +20,7 @@ from edgesplit import oip
 from edgesplit.errors import EdgeError
 from edgesplit.lane_end import LaneEnd, LaneEnded, granted, memory_of
 from edgesplit.lane_hopes import Hope, granting_s
-from edgesplit.lane_terms import ANSWERED, LaneWish
+from edgesplit.lane_terms import ANSWER, LaneWish
 from edgesplit.question import Answer
 from edgesplit.reply import Reply
 from edgesplit.segments import SUPPORTED
@@ -45,33 +45,30 @@ class Lane:
         if not end.shared:
             end.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
 
-    def ask(
-        self, inputs: Mapping[str, oip.Tensor], outputs: Sequence[str], request_id: str, deadline: float
-    ) -> Answer | None:
+    def ask(self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float) -> Answer | None:
         """The answer; None where the agent is to be asked. LaneEnded where that is so from now on."""
-        end = self.end
-        within_s = end.begin(inputs, outputs, deadline)
-        if not within_s:
-            return None
-        self._allow(within_s)
+        end, now = self.end, monotonic()
         try:
+            within_s = end.begin(inputs, outputs, deadline, now)
+            if not within_s:
+                return None
+            if not 0.85 * within_s <= self._waits_s <= within_s:
+                self._allow(0.95 * within_s)
             if end.shared:
                 end.sock.send(end.head)
             else:
-                self._send(monotonic() + within_s)
-            self._receive(end.reply, monotonic() + within_s)
-            status = end.status()
-            if status == ANSWERED and not end.shared:
-                self._receive(end.answer_memory, monotonic() + within_s)
+                self._send(now + within_s)
+            if end.sock.recv_into(end.reply) != ANSWER.size:
+                raise LaneEnded("closed")
+            if more := end.more:
+                self._receive(more, now + within_s)
         except OSError as error:
             raise LaneEnded(f"silent, or gone: {error}") from error
-        return end.answer(outputs, request_id) if status == ANSWERED else None
+        return end.answer(outputs)
 
     def _allow(self, seconds: float) -> None:
-        """Let the kernel wait a little less than that; it is told only when that changes much."""
-        if 0.85 * seconds <= self._waits_s <= seconds:
-            return
-        seconds = min(0.95 * seconds, LONGEST_WAIT_S)
+        """Let the kernel wait no longer; it is told only when that changes much."""
+        seconds = min(seconds, LONGEST_WAIT_S)
         whole, part = divmod(seconds, 1)
         for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.end.sock.setsockopt(socket.SOL_SOCKET, way, _TIME.pack(int(whole), int(part * 1e6) + 1))
@@ -113,7 +110,6 @@ class Lanes:
         model: str,
         inputs: Mapping[str, oip.Tensor | bytes],
         outputs: Sequence[str],
-        request_id: str,
         deadline: float,
         agent: AskAgent,
     ) -> Answer | None:
@@ -127,9 +123,7 @@ class Lanes:
             if lane is None:
                 return None
         try:
-            if not lane.end.is_mine:
-                raise LaneEnded("this process was forked")
-            return lane.ask(inputs, outputs, request_id, deadline)  # type: ignore[arg-type]  # `begin` looks
+            return lane.ask(inputs, outputs, deadline)
         except LaneEnded as error:
             log.debug("the lane to %s is given up: %s", model, error)
             self._lose(model)

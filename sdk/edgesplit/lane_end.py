@@ -11,14 +11,15 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from edgesplit import oip
 from edgesplit.errors import EdgeError
-from edgesplit.lane_terms import ALIGN, ANSWER, ANSWERED, FAILED, LONGEST_US, OVER, READY, REQUEST, Grant, LaneTensor
+from edgesplit.fresh_ids import fresh_id
+from edgesplit.lane_terms import ALIGN, ANSWER, ANSWERED, LONGEST_US, OVER, READY, REQUEST, Grant, LaneTensor
 from edgesplit.later import later
 from edgesplit.question import Answer
 from edgesplit.reply import Reply
@@ -35,6 +36,7 @@ PATIENCE = 8.0
 PATIENCE_S = 1.0
 """...or so long, or half of what is left where that is less; then the agent is asked with what is left."""
 SMOOTHING = 0.2
+_NOTHING = memoryview(b"")
 _forks = 0
 
 
@@ -60,9 +62,9 @@ class LaneEnd:
         self.shared = shared
         self.sent: list[bytearray | memoryview | bytes] = [self.head]
         """What travels to the worker."""
-        self.answer_memory = memory[grant.answers_at : grant.bytes]
-        """Where the tensors of an answer go that come as bytes."""
-        self._inputs = {one.name: (one, _view(one, memory)) for one in grant.inputs}
+        self._answer_memory = memory[grant.answers_at : grant.bytes]
+        views = {one.name: (one, _view(one, memory)) for one in grant.inputs}
+        self._inputs = {name: (one, view, view.dtype, view.shape) for name, (one, view) in views.items()}
         self._outputs = {one.name: _view(one, memory) for one in grant.outputs}
         self._grant = grant
         self._number = 0
@@ -70,61 +72,56 @@ class LaneEnd:
         self._began = 0.0
         self._forks = _forks
 
-    @property
-    def is_mine(self) -> bool:
-        """Whether it was granted to this process, and not to the one that it was forked from."""
-        return self._forks == _forks
-
-    def begin(self, inputs: Mapping[str, oip.Tensor], outputs: Sequence[str], deadline: float) -> float:
-        """Put a request there; how long its answer may take, 0.0 where it is none for a lane."""
-        places = self._inputs
-        if len(inputs) != len(places):
+    def begin(
+        self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float, now: float
+    ) -> float:
+        """Put a request there; how long its answer may take, 0.0 where it is none for a lane. LaneEnded."""
+        if self._forks != _forks:
+            raise LaneEnded("it was granted to the process that this one was forked from")
+        places, left_s = self._inputs, deadline - now
+        if len(inputs) != len(places) or left_s <= 0.0:
             return 0.0
-        for name, tensor in inputs.items():
-            place = places.get(name)
-            if place is None or type(tensor) is not np.ndarray:
-                return 0.0
-            view = place[1]
-            if tensor.dtype != view.dtype or tensor.shape != view.shape:
+        for name, (_, _, dtype, shape) in places.items():
+            tensor = inputs.get(name)
+            if not isinstance(tensor, np.ndarray) or tensor.dtype != dtype or tensor.shape != shape:
                 return 0.0
         for name in outputs:
             if name not in self._outputs:
                 return 0.0
-        left_s = deadline - monotonic()
-        if left_s <= 0.0:
-            return 0.0
-        self._began = perf_counter()
-        if self.shared:
-            for name, tensor in inputs.items():
-                np.copyto(places[name][1], tensor)
-        else:
+        self._began = now
+        if not self.shared:
             self.sent = [self.head, *self._raw(inputs)]
+        else:
+            for name, (_, view, _, _) in places.items():
+                np.copyto(view, inputs[name])
         self._number += 1
         REQUEST.pack_into(self.head, 0, self._number, min(LONGEST_US, max(1, int(left_s * 1e6))))
         return min(left_s, max(PATIENCE * self._typical_s, min(PATIENCE_S, left_s / 2)))
 
-    def _raw(self, inputs: Mapping[str, oip.Tensor]) -> Iterator[memoryview | bytes]:
+    def _raw(self, inputs: Mapping[str, Any]) -> Iterator[memoryview | bytes]:
         """Their bytes, as they lie in a lane's memory."""
-        for name, (place, _) in self._inputs.items():
+        for name, (place, *_) in self._inputs.items():
             yield np.ascontiguousarray(inputs[name]).reshape(-1).view(np.uint8).data
             if pad := -place.bytes % ALIGN:
                 yield bytes(pad)
 
-    def status(self) -> int:
-        """What the reply says; LaneEnded where it is none to this request."""
-        number, status = ANSWER.unpack(self.reply)[:2]
-        if number != self._number or status not in (ANSWERED, OVER, FAILED):
-            raise LaneEnded("an answer to another request")
-        if status == OVER:
-            raise LaneEnded("the agent has ended it")
-        return int(status)
+    @property
+    def more(self) -> memoryview:
+        """What else belongs to the reply that is there: where it goes, empty if nothing does."""
+        is_there = self.shared or ANSWER.unpack(self.reply)[1] != ANSWERED
+        return _NOTHING if is_there else self._answer_memory
 
-    def answer(self, outputs: Sequence[str], request_id: str) -> Answer:
-        """The answer that is there now; it is the application's own."""
-        _, _, run_s, predicted_s, scale = ANSWER.unpack(self.reply)
+    def answer(self, outputs: Sequence[str]) -> Answer | None:
+        """The answer that is there now; it is the application's own. None where the agent is to be asked; LaneEnded
+        where that is so from now on."""
+        number, status, run_s, predicted_s, scale = ANSWER.unpack(self.reply)
+        if number != self._number or status == OVER:
+            raise LaneEnded("the agent has ended it" if status == OVER else "an answer to another request")
+        if status != ANSWERED:
+            return None
         there = self._outputs
         found = {name: there[name].copy() for name in (outputs or there)}
-        took_s = perf_counter() - self._began
+        took_s = monotonic() - self._began
         self._typical_s += SMOOTHING * (took_s - self._typical_s) if self._typical_s else took_s
         grant = self._grant
         joules, basis = 0.0, ""
@@ -135,11 +132,11 @@ class LaneEnd:
             release=grant.release, row=grant.row, after=grant.after, latency_s=took_s, predicted_s=predicted_s,
             device_s=run_s, joules=joules, joules_basis=basis,
         )  # fmt: skip
-        return Answer(found, report, request_id)
+        return Answer(found, report, fresh_id())
 
     def close(self) -> None:
         """No more; who waits on it is woken, unless it is another process."""
-        if self.is_mine:
+        if self._forks == _forks:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
@@ -162,9 +159,7 @@ def memory_of(grant: Grant, sock: socket.socket, *, shared: bool) -> memoryview:
     """The lane's memory: what comes beside its first byte, which is there already, or this process's own."""
     width, flags = array.array("i").itemsize, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     try:
-        first, ancillary, _, _ = sock.recvmsg(
-            1, socket.CMSG_SPACE(width), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        )
+        first, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(width), flags)
     except OSError as error:
         raise LaneEnded(f"nothing came of it: {error}") from error
     came = array.array("i")
