@@ -31,7 +31,7 @@ AskAgent = Callable[[bytes, int, float], Awaitable[Reply]]
 
 
 class AsyncLane:
-    """One lane. Its socket is watched for as long as it lives."""
+    """One lane. Its socket stays watched from one request to the next."""
 
     def __init__(self, end: LaneEnd, loop: asyncio.AbstractEventLoop) -> None:
         self.end = end
@@ -39,7 +39,7 @@ class AsyncLane:
         self._into = memoryview(b"")
         self._waiting: asyncio.Future[None] | None = None
         end.sock.setblocking(False)
-        loop.add_reader(end.sock.fileno(), self._readable)
+        self._watched = False
 
     async def ask(
         self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float
@@ -69,19 +69,28 @@ class AsyncLane:
         """Who waits on it is told."""
         self._over(LaneEnded("closed"))
         if self.end.sock.fileno() >= 0:
-            self._loop.remove_reader(self.end.sock.fileno())
+            self._watch(on=False)
             self.end.close()
 
     def _expect(self, into: memoryview) -> asyncio.Future[None]:
         self._into = into
         self._waiting = self._loop.create_future()
         self._readable()  # it may be there already
+        if not self._waiting.done() and not self._watched:
+            self._watch(on=True)
         return self._waiting
 
+    def _watch(self, *, on: bool) -> None:
+        self._watched = on
+        if on:
+            self._loop.add_reader(self.end.sock.fileno(), self._readable)
+        else:
+            self._loop.remove_reader(self.end.sock.fileno())
+
     def _readable(self) -> None:
-        if self._waiting is None or self._waiting.done():  # nobody asked: it is closed, or spoilt
-            if self._waiting is None or not self._into:
-                self._loop.remove_reader(self.end.sock.fileno())
+        if self._waiting is None or self._waiting.done():  # nobody asks for it now: what belongs to it, or its end
+            if self._watched:
+                self._watch(on=False)
             return
         try:
             while self._into:

@@ -12,13 +12,14 @@ import itertools
 import os
 import select
 import socket
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from edgesplit.errors import Busy, EdgeError, UsageError
+from edgesplit.errors import Busy, UsageError
 from edgesplit.lane_terms import READY, LaneTensor
 from edgesplit.segments import Segment
 from edgesplit_agent.worker import lane_words
@@ -27,6 +28,7 @@ from edgesplit_agent.worker.lane_words import MOST_LANES, MOST_SLICES, LaneWords
 from edgesplit_agent.worker.talk import Channel, Desk, Lane, ToAgent
 
 SMOOTHING = 0.3
+NO_STREAM = "a lane is a connected Unix stream socket"
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
@@ -110,9 +112,7 @@ class LaneDesk:
 
     def open(self, order: LaneOrder, descriptor: int, *, shared: bool) -> None:
         """A lane over this socket, which stays the caller's to close. Busy; UsageError where it is no such socket."""
-        with socket.socket(fileno=_own(descriptor)) as sock, self._lock:
-            if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM or _listens(sock):
-                raise UsageError("a lane is a connected Unix stream socket")
+        with _stream(descriptor) as sock, self._lock:
             if self._closed:
                 raise Busy("the model's worker has ended")
             self._tidy()
@@ -247,13 +247,16 @@ class LaneDesk:
         return means if all(0.0 <= one < lane_words.LONGEST_S for one in means) else ()
 
 
-def _own(descriptor: int) -> int:
-    """A descriptor of ours; EdgeError where there is none left."""
+def _stream(descriptor: int) -> socket.socket:
+    """A descriptor of ours for the same socket. UsageError where it is none that a lane could be."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        raise UsageError(NO_STREAM)
     try:
-        return os.dup(descriptor)
+        sock = socket.socket(fileno=os.dup(descriptor))
     except OSError as error:
-        raise EdgeError(f"no lane can be had now: {error.strerror}") from error
-
-
-def _listens(sock: socket.socket) -> bool:
-    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        raise Busy(f"no lane can be had now: {error.strerror}") from error
+    listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM or listens:
+        sock.close()
+        raise UsageError(NO_STREAM)
+    return sock
