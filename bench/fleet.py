@@ -38,8 +38,10 @@ from postgres import Postgres
 
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
-TELEMETRY_S = 10.0
-STEADY_S = 30.0
+TELEMETRY_S = {1_000: 10.0, 10_000: 60.0}
+"""As `edgectl up --telemetry-every` advises, by devices: what the controller asks of them."""
+SETTLE_S = 10.0
+STEADY_S = 60.0
 PATIENCE_S = 900.0
 BACK_S = 60.0
 PER_MINUTE = 1_000.0
@@ -50,12 +52,12 @@ PAGES = {"api: health": "/v1/health", "api: one device": "/v1/devices/fleet-0000
 # ---- the devices, in processes of their own -------------------------------------------------------------------------
 
 
-def worker(data: Path, folder: Path, first: int, devices: int, pipe: Any) -> None:
+def worker(data: Path, folder: Path, first: int, devices: int, rhythm_s: float, pipe: Any) -> None:
     """Hold so many devices; say now and then how many are connected, and how many run the release asked about."""
     open_as_many_files_as_allowed()
     fleet = RealFleet(
         folder, Api.of(data), devices=devices, first=first, prefix="fleet", seed=first,
-        rhythm=Rhythm(TELEMETRY_S, TELEMETRY_S), group="fleet",
+        rhythm=Rhythm(rhythm_s, rhythm_s), group="fleet",
     )  # fmt: skip
     release, started = "", False
     marked: dict[str, int] = {}
@@ -111,14 +113,14 @@ class Workers:
 
 
 @contextmanager
-def fleet_of(data: Path, folder: Path, devices: int, processes: int) -> Iterator[Workers]:
+def fleet_of(data: Path, folder: Path, devices: int, processes: int, rhythm_s: float) -> Iterator[Workers]:
     """The devices, divided among processes."""
     spawn, pipes, running = get_context("spawn"), [], []
     share = -(-devices // processes)
     for first in range(1, devices + 1, share):
         ours, theirs = spawn.Pipe()
         part = min(share, devices - first + 1)
-        process = spawn.Process(target=worker, args=(data, folder, first, part, theirs), daemon=True)
+        process = spawn.Process(target=worker, args=(data, folder, first, part, rhythm_s, theirs), daemon=True)
         process.start()
         pipes.append(ours)
         running.append(process)
@@ -230,10 +232,11 @@ class Asking:
 
 
 @contextmanager
-def controller(folder: Path, database: str) -> Iterator[subprocess.Popen[bytes]]:
+def controller(folder: Path, database: str, rhythm_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """`edgectl up` on a database, with the broker that it runs itself."""
     data = folder / "cloud"
     ports = ["--api-port", "0", "--mqtt-port", "0", "--offload-port", "0", "--no-offload"]
+    ports += ["--telemetry-every", f"{rhythm_s:g}s"]
     command = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(data), "up", *ports]
     with (folder / "up.log").open("wb") as log:
         process = subprocess.Popen(
@@ -268,9 +271,13 @@ def push(data: Path) -> None:
 
 def measure(devices: int, processes: int, folder: Path, database: str) -> dict[str, Any]:
     """One whole run."""
-    results: dict[str, Any] = {"devices": devices, "simulated": True, "telemetry_every_s": TELEMETRY_S}
-    with controller(folder, database) as up, fleet_of(folder / "cloud", folder / "fleet", devices, processes) as fleet:
-        data = folder / "cloud"
+    rhythm_s = next((seconds for most, seconds in TELEMETRY_S.items() if devices <= most), max(TELEMETRY_S.values()))
+    results: dict[str, Any] = {"devices": devices, "simulated": True, "telemetry_every_s": rhythm_s}
+    data = folder / "cloud"
+    with (
+        controller(folder, database, rhythm_s) as up,
+        fleet_of(data, folder / "fleet", devices, processes, rhythm_s) as fleet,
+    ):
         push(data)
         results["enrol_s"] = fleet.until("enrolled", devices)
         say(f"enrolled in {results['enrol_s']} s")
@@ -298,7 +305,7 @@ def phases(
     found["connected"] = fleet.total("connected")
     say(f"connected {found['connected']} in {found['connect_s']} s")
     asking.meanwhile = "telemetry"
-    time.sleep(TELEMETRY_S)
+    time.sleep(SETTLE_S)
     before = {"controller": Weight.of(others), "broker": Weight.of(brokers)}
     time.sleep(STEADY_S)
     after = {"controller": Weight.of(others), "broker": Weight.of(brokers)}

@@ -22,7 +22,7 @@ from edgesplit_agent.window import LEAST_BYTES_PER_S, WATCH_S, Window
 log = logging.getLogger(__name__)
 
 LISTEN_CHUNKS = 512
-"""Chunks that a device listens for at once: 64 MiB ahead of what it has."""
+"""Chunks that a device listens for at once, where its link is not too slow for them: 64 MiB ahead of what it has."""
 TOPICS_AT_ONCE = 128
 """In one subscription."""
 LISTEN_FIRST_S = 0.1
@@ -242,9 +242,10 @@ class ChunkFetcher:
 
     def _listen(self, window: Window, listening: set[str]) -> None:
         """Subscribe to what comes next, a good way ahead of what is asked for: others may ask for it before us."""
-        if listening.issuperset(window.ahead(max(1, LISTEN_CHUNKS // 2))):
+        most = window.worth_hearing(LISTEN_CHUNKS)
+        if len(listening) <= 2 * most and listening.issuperset(window.ahead(max(1, most // 2))):
             return
-        ahead = window.ahead(LISTEN_CHUNKS)
+        ahead = window.ahead(most)
         new = [sha256 for sha256 in ahead if sha256 not in listening]
         heard = listening.difference(ahead)
         for start in range(0, len(new), TOPICS_AT_ONCE):

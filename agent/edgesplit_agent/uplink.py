@@ -12,7 +12,7 @@ import math
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import edgesplit
@@ -32,6 +32,8 @@ KEEPALIVE_S = 10
 GOODBYE_S = 2.0
 REPORT_S = 5.0
 _CHUNK_PREFIX = messages.chunk_topic("")
+_DIGEST_BYTES = 32
+"""Correlation data of this length names a chunk that is sent to us alone; that of a metadata file is half as long."""
 
 
 class Sample(Protocol):
@@ -47,6 +49,7 @@ class Rhythm:
     """How often telemetry is sent."""
 
     every_s: float = 2.0
+    """Until the controller says how often it wants some (`Kept.every_s`)."""
     at_once_s: float = 1.0
     """Between messages when something changed."""
     offline_every_s: float = 60.0
@@ -255,14 +258,22 @@ class Uplink:
         if topic.startswith(_CHUNK_PREFIX):
             self.chunks.received(topic[len(_CHUNK_PREFIX) :], payload)
         elif topic == messages.topic(self._identity.device, "fetched"):
-            self.metadata.received(payload, correlation)
+            if correlation is not None and len(correlation) == _DIGEST_BYTES:
+                self.chunks.received(correlation.hex(), payload)
+            else:
+                self.metadata.received(payload, correlation)
         elif topic == messages.topic(self._identity.device, "desired") and payload:
             self._on_offer(payload)  # an empty one is unsigned and says nothing: what runs stays
         elif topic == messages.topic(self._identity.device, "kept"):
-            if self._outbox is not None:
-                self._outbox.kept(messages.decode(payload, Kept), self._pace.monotonic())
+            self._kept(messages.decode(payload, Kept))
         elif topic == messages.topic(self._identity.device, "job"):
             self._on_job(messages.decode(payload, Job))
+
+    def _kept(self, kept: Kept) -> None:
+        if kept.every_s is not None:
+            self._rhythm = replace(self._rhythm, every_s=kept.every_s)
+        if self._outbox is not None:
+            self._outbox.kept(kept, self._pace.monotonic())
 
     def _tell(self) -> None:
         """Telemetry, every so often and soon after a change, for as long as we live; and what is late, as it may go."""

@@ -35,6 +35,9 @@ SILENCES = 4
 """So often nothing came at all, each time asked again: then the link counts as gone."""
 KNOWN_FOR = 2
 """Silences until what was known of the link is forgotten: one is most often the end of a window that was lost."""
+HEAR_S = 10.0
+LEAST_HEARD = 8
+"""What others ask for comes at their pace: chunks are listened for that this link takes within `HEAR_S`, or so many."""
 HOLD_S = 0.3
 """How long after a chunk that others asked for nothing is asked."""
 WATCH_S = 60.0
@@ -102,6 +105,13 @@ class Window:
         """Bytes that may be on their way at once."""
         known = GAIN * self.bytes_per_s * max(self._delay_s, LEAST_DELAY_S) if self._rates else 0.0
         return min(max(known, FIRST_BYTES), MOST_BYTES)
+
+    def worth_hearing(self, most: int) -> int:
+        """Chunks to listen for at once, at most `most`: what is published for others fills a slow link's queue at the
+        broker, and what was asked for waits behind it."""
+        if not self._rates:
+            return most
+        return min(most, max(LEAST_HEARD, int(self.bytes_per_s * HEAR_S / LIMITS.chunk_bytes)))
 
     def ahead(self, most: int) -> list[str]:
         """The next chunks that have not come, in order: what is worth listening for."""

@@ -40,6 +40,7 @@ class Quantity(click.ParamType[float]):
 SIZE = Quantity("size", BYTES, "512MB or 64KiB")
 ENERGY = Quantity("energy", JOULES, "0.5J or 20mJ")
 DURATION = Quantity("duration", SECONDS, "100ms or 0.1s")
+RHYTHM = Quantity("rhythm", {"s": 1.0, "m": 60.0}, "10s or 1m")
 LIFE = Quantity("length of time", LIVES, "90d or 12h")
 
 

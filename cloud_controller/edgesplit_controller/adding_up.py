@@ -13,6 +13,10 @@ from edgesplit_controller.rolling import AT_ONCE, Rolling
 log = logging.getLogger(__name__)
 
 EVERY_S = 15.0
+LONGEST_S = 60.0
+REST = 20.0
+"""So many times as long as it took is rested, up to `LONGEST_S`: what a large fleet says in a minute is then written
+once."""
 TRIM_S = 3_600.0
 
 
@@ -28,16 +32,19 @@ def add_up(
 
     def run() -> None:
         trimmed_at = float("-inf")
-        while not ending.wait(every_s):
+        rest_s = every_s
+        while not ending.wait(rest_s):
+            began, rest_s = monotonic(), every_s
             if not leads():
                 continue
             try:
-                while rolling.step() == AT_ONCE and leads() and not ending.is_set():
+                while rolling.step() >= AT_ONCE and leads() and not ending.is_set():
                     pass
                 if monotonic() - trimmed_at >= TRIM_S:
                     trimmed_at = monotonic()
                     for trim in trims:
                         trim()
+                rest_s = max(every_s, min(LONGEST_S, REST * (monotonic() - began)))
             except Exception:
                 log.exception("what devices measured could not be added up")
 

@@ -78,7 +78,9 @@ class Assembly:
             database, on.blobs, self._registry, self._planning, on.repository,
             offload_releases=data / OFFLOAD / "releases", content_keys=self._content_keys, now=time.time,
         )  # fmt: skip
-        self._devices = Devices(database, stale_after_s=on.settings.stale_after_s, now=time.time)
+        self._devices = Devices(
+            database, stale_after_s=on.settings.silent_after_s, telemetry_s=on.settings.telemetry_s, now=time.time
+        )
         lists = [data / "broker" / REVOKED, data / OFFLOAD / REVOKED]
         self.revocations = Revocations(
             on.authority, self._devices.revoked_serials, lists, on.settings.broker_address
@@ -125,15 +127,15 @@ class Assembly:
             addresses=Addresses(api_url(settings), *settings.told_broker, offload_url(settings)),
             signing=self._signing(),
             exporting=self._exporting(),
-            listing=Listing(database, stale_after_s=settings.stale_after_s, now=time.time),
-            fleet=Fleet(database, stale_after_s=settings.stale_after_s, now=time.time),
+            listing=Listing(database, stale_after_s=settings.silent_after_s, now=time.time),
+            fleet=Fleet(database, stale_after_s=settings.silent_after_s, now=time.time),
             rolling=rolling,
             bundles=Bundles(database, self.delivery.ask, now=time.time),
             offline=Offline(on.repository, self._director, self._releasing, on.blobs, time.time),
             agents=AgentReleases(database, on.blobs, self._releasing, now=time.time),
             replanner=self._replanner(),
             parts=Parts(
-                database, settings.data, stale_after_s=settings.stale_after_s, behind=rolling.behind, now=time.time
+                database, settings.data, stale_after_s=settings.silent_after_s, behind=rolling.behind, now=time.time
             ),
         )
 

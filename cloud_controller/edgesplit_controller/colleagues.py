@@ -37,6 +37,8 @@ class PassedOn(msgspec.Struct, frozen=True):
     device: str
     release: str
     chunks: tuple[str, ...]
+    own: bool = False
+    """Of `FetchChunks`."""
 
 
 class Colleagues(Protocol):

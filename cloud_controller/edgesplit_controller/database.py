@@ -24,7 +24,8 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, defer, mapped_column, sessionmaker
+from sqlalchemy.orm.util import identity_key
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.callers import OWNER, who_asks
@@ -300,6 +301,9 @@ class Event(Table):
     detail: Mapped[Json]
 
 
+_UNREAD = tuple(defer(column) for column in (Device.birth, Device.reported, Device.telemetry, Device.labels))
+
+
 class Database:
     """Transactions: `with database.write() as session`, `with database.read() as session`.
 
@@ -342,10 +346,11 @@ class Database:
     @contextmanager
     def hear(self, devices: Iterable[str] = ()) -> Iterator[Session]:
         """A write transaction for what comes all the time: it waits for no other one, but where that changes one of
-        these devices, which it holds from the beginning. On SQLite it is a writer like any other."""
+        these devices, which it holds from the beginning. On SQLite it is a writer like any other. What the devices said
+        last is not read, unless it is asked for."""
         with self._translated(), self._hearers.begin() as session:
             names = sorted(set(devices))
-            held = select(Device).where(Device.name.in_(names)).order_by(Device.name)
+            held = select(Device).options(*_UNREAD).where(Device.name.in_(names)).order_by(Device.name)
             # All in one query: while the list lives, the session finds each of them without another one.
             rows = session.scalars(held.with_for_update(key_share=True)).all() if names else []
             yield session
@@ -373,6 +378,12 @@ class Database:
             if told is None:
                 raise
             raise told from error
+
+
+def held_of(session: Session, devices: Iterable[str]) -> dict[str, Device]:
+    """Of these devices those that the transaction holds since it began (`Database.hear`)."""
+    found = {name: session.identity_map.get(identity_key(Device, name)) for name in devices}
+    return {name: device for name, device in found.items() if device is not None}
 
 
 def held(session: Session, device: str) -> Device | None:

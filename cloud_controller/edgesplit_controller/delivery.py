@@ -13,7 +13,7 @@ import logging
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgesplit import messages
@@ -22,25 +22,15 @@ from edgesplit.limits import LIMITS
 from edgesplit.names import sha256_hex
 from edgesplit.pace import THREADS, Pace, Running
 from edgesplit_controller import floods
+from edgesplit_controller.chunk_queue import ChunkQueue, Due
 from edgesplit_controller.colleagues import MOST_PASSED, Alone, Colleagues, PassedOn, passed_topic
 
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 65_536
 """Of a metadata file in one `Fetched`."""
-GATHER_S = 0.05
-"""How long a chunk waits for further devices to ask for it, while more than one device fetches its release..."""
-MORE_S = 0.01
-"""...and so much longer for each device beyond `FEW`: what is published goes to all of them, also to who has it."""
-FEW = 8
-LONGEST_GATHER_S = 1.0
-RECENT_S = 2.0
-"""A device that asked within this time still fetches."""
 WAITING_PER_DEVICE = 256
 """Messages of one device not yet taken in; more are dropped."""
-WAITING_CHUNKS = 4_096
-WAITING_CHUNKS_PER_DEVICE = 256
-"""Twice what an agent has on its way; more are dropped, and the rest of the queue is for others."""
 RESTATE_S = 1.0
 """Pause before what could not be stated is tried again."""
 SAID: Mapping[str, type[messages.Message]] = {
@@ -68,57 +58,6 @@ class Channel(Protocol):
     ) -> bool:  # fmt: skip
         """Send one message; with `wait_s`, return when it has left, LinkError if it has not by then."""
         ...
-
-
-@dataclass(slots=True)
-class ChunkQueue:
-    """Chunks asked for and not yet sent, each once however many devices want it. No threads, no clock of its own."""
-
-    _due: dict[str, float] = field(default_factory=dict)
-    _asker: dict[str, str] = field(default_factory=dict)
-    _waiting: Counter[str] = field(default_factory=Counter)
-    """Chunks that wait because this device asked first."""
-    _fetching: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def ask(self, device: str, release: str, chunks: tuple[str, ...], now: float) -> int:
-        """Queue what is not queued yet; how many found no room.
-
-        A lone device is answered at once. A device that asks while others fetch the same release waits `gather_s`
-        for them; a chunk just sent is sent again, for who asks now may not have been listening then.
-        """
-        fetching = self._fetching.setdefault(release, {})
-        fetching[device] = now
-        for gone in [name for name, at in fetching.items() if now - at > RECENT_S]:
-            del fetching[gone]
-        due = now + gather_s(len(fetching))
-        refused = 0
-        for chunk in chunks:
-            if chunk in self._due:
-                continue
-            if len(self._due) >= WAITING_CHUNKS or self._waiting[device] >= WAITING_CHUNKS_PER_DEVICE:
-                refused += 1
-            else:
-                self._due[chunk], self._asker[chunk] = due, device
-                self._waiting[device] += 1
-        return refused
-
-    def take(self, now: float) -> list[str]:
-        """The chunks whose time has come, first asked first."""
-        ready = [chunk for chunk, due in self._due.items() if due <= now]
-        for chunk in ready:
-            del self._due[chunk]
-            device = self._asker.pop(chunk)
-            self._waiting[device] -= 1
-            if not self._waiting[device]:
-                del self._waiting[device]
-        return ready
-
-    def __len__(self) -> int:
-        return len(self._due)
-
-    def next_due(self) -> float | None:
-        """When `take` has something to give; None while nothing waits."""
-        return min(self._due.values(), default=None)
 
 
 class Inbox:
@@ -407,9 +346,9 @@ class Delivery:
             with self._purses_changed:
                 again = self._purses.again(device, chunks, self._pace.monotonic())
             self._charge(device, again * floods.AGAIN)
-            self._share_out(device, wish.release, chunks)
+            self._share_out(device, wish.release, chunks, wish.own)
 
-    def _share_out(self, device: str, release: str, chunks: Sequence[str]) -> None:
+    def _share_out(self, device: str, release: str, chunks: Sequence[str], own: bool) -> None:
         """Each chunk to the process that sees to it, so that all who want it meet in one queue."""
         of: dict[int, list[str]] = {}
         for chunk in chunks:
@@ -418,15 +357,15 @@ class Delivery:
         for number, theirs in of.items():
             for start in range(0, len(theirs), MOST_PASSED):
                 some = tuple(theirs[start : start + MOST_PASSED])
-                payload = messages.encode(PassedOn(device, release, some))
+                payload = messages.encode(PassedOn(device, release, some, own))
                 if self._channel is None or not self._channel.publish(passed_topic(number), payload):
                     ours += some  # there is no room to pass it on: it is published twice at most
         if ours:
-            self._queue(device, release, tuple(ours))
+            self._queue(device, release, ours, own)
 
-    def _queue(self, device: str, release: str, chunks: tuple[str, ...]) -> None:
+    def _queue(self, device: str, release: str, chunks: Sequence[str], own: bool) -> None:
         with self._chunks_changed:
-            self.dropped[device] += self._chunks.ask(device, release, chunks, self._pace.monotonic())
+            self.dropped[device] += self._chunks.ask(device, release, chunks, self._pace.monotonic(), own=own)
             self._chunks_changed.notify()
 
     def _take_passed(self, payload: bytes) -> None:
@@ -436,7 +375,7 @@ class Delivery:
         except MalformedMessage as error:
             log.error("another process passed on something malformed: %s", error)
             return
-        self._queue(passed.device, passed.release, passed.chunks[:MOST_PASSED])
+        self._queue(passed.device, passed.release, passed.chunks[:MOST_PASSED], passed.own)
 
     def _metadata(self, path: str) -> bytes | None:
         """None for what is not there, and for what is no path of ours."""
@@ -450,17 +389,22 @@ class Delivery:
     def _stream(self) -> None:
         """Publish chunks as they fall due, one at a time: what waits is names, not bytes."""
         while (due := self._await_chunks()) is not None:
-            for chunk in due:
+            for one in due:
                 try:
-                    payload = self._sources.chunk(chunk)
+                    payload = self._sources.chunk(one.chunk)
                 except EdgeError as error:
-                    log.error("chunk %s: %s", chunk[:12], error)
+                    log.error("chunk %s: %s", one.chunk[:12], error)
                     continue
-                topic = messages.chunk_topic(chunk)
-                if self._channel is None or not self._channel.publish(topic, payload):
-                    self._publish(topic, payload, wait_s=5.0)  # the session's queue is full: wait for room in it
+                if not one.to:
+                    self._send_chunk(messages.chunk_topic(one.chunk), payload)
+                for device in one.to:
+                    self._send_chunk(messages.topic(device, "fetched"), payload, bytes.fromhex(one.chunk))
 
-    def _await_chunks(self) -> list[str] | None:
+    def _send_chunk(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
+        if self._channel is None or not self._channel.publish(topic, payload, correlation=correlation):
+            self._publish(topic, payload, correlation=correlation, wait_s=5.0)  # the session's queue is full: wait
+
+    def _await_chunks(self) -> list[Due] | None:
         with self._chunks_changed:
             while not self._closed:
                 if ready := self._chunks.take(self._pace.monotonic()):
@@ -508,11 +452,6 @@ class Delivery:
         for kind in kinds:
             if self._channel is not None:
                 self._channel.publish(messages.topic(device, kind), statement, qos=1, retain=True, wait_s=10.0)
-
-
-def gather_s(fetching: int) -> float:
-    """How long a chunk waits while so many devices fetch its release."""
-    return 0.0 if fetching == 1 else min(LONGEST_GATHER_S, GATHER_S + MORE_S * max(0, fetching - FEW))
 
 
 def pieces(path: str, data: bytes | None) -> list[messages.Fetched]:

@@ -90,9 +90,13 @@ class Enrolment:
 class Devices:
     """The devices of one controller."""
 
-    def __init__(self, database: Database, *, stale_after_s: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, *, stale_after_s: float, now: Callable[[], float], telemetry_s: float | None = None
+    ) -> None:
+        """`telemetry_s`: how often devices are told to send telemetry; None: as they like."""
         self._database = database
         self.stale_after_s = stale_after_s
+        self._telemetry_s = telemetry_s
         self._now = now
         self._untrimmed: Counter[str] = Counter()
         self._acknowledged: dict[str, float] = {}
@@ -340,11 +344,12 @@ class Devices:
         return taken
 
     def _acknowledge(self, taken: Taken, now: float) -> None:
-        """Tell each device about once a minute how far its telemetry has come; it keeps what it was not told of."""
+        """Tell each device about once a minute how far its telemetry has come, and how often more is wanted; it keeps
+        what it was not told of."""
         for name, (number, sequence) in taken.newest.items():
             if now - self._acknowledged.get(name, float("-inf")) >= ACKNOWLEDGE_S:
                 self._acknowledged[name] = now
-                taken.kept.append((name, messages.Kept(session=number, sequence=sequence)))
+                taken.kept.append((name, messages.Kept(session=number, sequence=sequence, every_s=self._telemetry_s)))
 
     def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
         """The newest telemetry of a device, oldest first by when it was measured."""

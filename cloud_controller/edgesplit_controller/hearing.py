@@ -19,7 +19,7 @@ from edgesplit import messages
 from edgesplit.limits import LIMITS
 from edgesplit.messages import Birth, BundlePiece, Death, JobRefused, Kept, Late, Reported, Telemetry
 from edgesplit_controller import after_restore, bundles, causes, truth
-from edgesplit_controller.database import Device, Table, TelemetryRow, record
+from edgesplit_controller.database import Device, Table, TelemetryRow, held_of, record
 from edgesplit_controller.truth_tables import ConditionRow, HeardRow, RunningRow
 
 Said = Sequence[tuple[str, messages.Message]]
@@ -75,8 +75,7 @@ class _Batch:
     def __init__(self, session: Session, said: Said, now: float) -> None:
         self._session = session
         self._now = now
-        names = sorted({name for name, _ in said})
-        self.devices = {one.name: one for one in session.scalars(select(Device).where(Device.name.in_(names)))}
+        self.devices = held_of(session, {name for name, _ in said})
         here = sorted(self.devices)
         self._heard = {one.device: one for one in self._rows(HeardRow, here)}
         self._running: dict[str, dict[str, RunningRow]] = {name: {} for name in here}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import delete, func, select
@@ -31,7 +32,9 @@ from edgesplit_controller.engines import POSTGRESQL
 from edgesplit_controller.truth_tables import HeardRow, MarkRow, ModelRolledRow, RolledRow
 
 MARK = "telemetry rolled up to row"
-AT_ONCE = 2_000
+AT_ONCE = 50_000
+"""Messages added up in one transaction at most: the more, the fewer times a bucket is written."""
+READ_AT_ONCE = 2_000
 KEYS_AT_ONCE = 200
 ROWS_AT_ONCE = 1_000
 DEVICES_AT_ONCE = 500
@@ -41,6 +44,9 @@ SETTLED_S = 10.0
 """Rows are numbered before they are committed: so long after one was stored, none with a lower number comes."""
 DEVICE = ""
 """In the place of a model: the device itself."""
+_OF_RAW = (
+    TelemetryRow.id, TelemetryRow.device, TelemetryRow.at, TelemetryRow.stored, TelemetryRow.late, TelemetryRow.content,
+)  # fmt: skip
 Key = tuple[str, str, int, float]
 """Device and model, or model and group; span, beginning."""
 _KEYS: Mapping[type[RolledRow | ModelRolledRow], tuple[str, ...]] = {
@@ -58,22 +64,23 @@ class Rolling:
 
     def step(self) -> int:
         """Add up what was stored since the last step, at most so much that it takes a moment; how many messages."""
-        with self._database.write() as session:
+        with self._database.hear() as session:
             mark = session.get(MarkRow, MARK)
             if mark is None:
                 mark = MarkRow(name=MARK, value=0)
                 session.add(mark)
-            settled = self._now() - SETTLED_S
-            new = select(TelemetryRow).where(TelemetryRow.id > mark.value).order_by(TelemetryRow.id).limit(AT_ONCE)
-            rows = []
-            for row in session.scalars(new):
-                if row.stored > settled:
-                    break
-                rows.append(row)
-            if rows:
-                _add_up(session, rows)
-                mark.value = rows[-1].id
-            return len(rows)
+            sums, count = _Fleet(), 0
+            while count < AT_ONCE and (rows := self._settled(session, mark.value)):
+                sums.add(session, rows)
+                mark.value, count = rows[-1].id, count + len(rows)
+            sums.store(session)
+            return count
+
+    def _settled(self, session: Session, after: int) -> list[Any]:
+        """The next ones that are whole."""
+        new = select(*_OF_RAW).where(TelemetryRow.id > after).order_by(TelemetryRow.id).limit(READ_AT_ONCE)
+        settled = self._now() - SETTLED_S
+        return list(takewhile(lambda row: row.stored <= settled, session.execute(new)))
 
     def trim(self) -> None:
         """Drop what is too old: buckets, and raw messages of devices that say nothing more."""
@@ -166,20 +173,31 @@ class _Speaker:
     """Models that it shall run."""
 
 
-def _add_up(session: Session, rows: list[TelemetryRow]) -> None:
-    speakers = _speakers(session, {row.device for row in rows})
-    devices, models = _Sums(RolledRow), _Sums(ModelRolledRow)
-    for row in rows:
-        speaker, message = speakers[row.device], row.content
-        devices.add(row.device, DEVICE, row.at, of_message(message, late=bool(row.late)))
-        made_up = "simulated" if speaker.simulated else "emulated" if message.get("emulated") else "real"
-        for window in message.get("models", ()):
-            content = of_window(window)
-            known = str(window["model"]) if window["model"] in speaker.told else OTHER
-            devices.add(row.device, known, row.at, content)
-            models.add(known, speaker.group, row.at, {**content, "origins": {made_up: content["requests"]}})
-    devices.store(session)
-    models.store(session)
+@dataclass(slots=True)
+class _Fleet:
+    """What is to be added to the buckets of devices and of models."""
+
+    devices: _Sums = field(default_factory=lambda: _Sums(RolledRow))
+    models: _Sums = field(default_factory=lambda: _Sums(ModelRolledRow))
+
+    def add(self, session: Session, rows: Iterable[Any]) -> None:
+        """Some messages."""
+        rows = list(rows)
+        speakers = _speakers(session, {row.device for row in rows})
+        for row in rows:
+            speaker, message = speakers[row.device], row.content
+            self.devices.add(row.device, DEVICE, row.at, of_message(message, late=bool(row.late)))
+            made_up = "simulated" if speaker.simulated else "emulated" if message.get("emulated") else "real"
+            for window in message.get("models", ()):
+                content = of_window(window)
+                known = str(window["model"]) if window["model"] in speaker.told else OTHER
+                self.devices.add(row.device, known, row.at, content)
+                origins = {**content, "origins": {made_up: content["requests"]}}
+                self.models.add(known, speaker.group, row.at, origins)
+
+    def store(self, session: Session) -> None:
+        self.devices.store(session)
+        self.models.store(session)
 
 
 def _speakers(session: Session, names: Collection[str]) -> dict[str, _Speaker]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edgesplit.durable import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.links import host_and_port
+from edgesplit.messages import TELEMETRY_S
 from edgesplit.seen.logs import Format
 
 if TYPE_CHECKING:
@@ -75,8 +76,10 @@ class Settings:
     """What devices are told instead of our own API's address."""
     model_bytes: int = 16 * 2**30
     """Largest model file taken."""
+    telemetry_s: float = 2.0
+    """How often devices are told to send telemetry; at once besides, where something changed."""
     stale_after_s: float = 10.0
-    """A device that said nothing for so long is not called online any more."""
+    """A device that said nothing for so long is not called online any more; at least five times `telemetry_s`."""
     statement_s: int = 30 * 86_400
     """How long a director statement may install something new; it is renewed at half of that."""
 
@@ -91,6 +94,14 @@ class Settings:
             raise UsageError("--on-revocation is for a broker of your own: give it with --broker")
         if not 1 <= self.processes <= PROCESSES:
             raise UsageError(f"--processes is 1 to {PROCESSES}, not {self.processes}")
+        least, most = TELEMETRY_S
+        if not least <= self.telemetry_s <= most:
+            raise UsageError(f"--telemetry-every is {least:g} to {most:g} seconds, not {self.telemetry_s:g}")
+
+    @property
+    def silent_after_s(self) -> float:
+        """A device that said nothing for so long is stale."""
+        return max(self.stale_after_s, 5 * self.telemetry_s)
 
     @property
     def database_url(self) -> str:

@@ -30,12 +30,15 @@ class Stating:
         for names in _batches(published):
             with self._database.hear(names) as session:
                 rows = select(Device.name, Device.counter, Device.statement, Device.revoked)
+                stated: dict[int, list[str]] = {}
                 for name, counter, statement, revoked in session.execute(rows.where(Device.name.in_(names))):
                     if published[name] == (b"" if revoked else statement or b""):
-                        stated = FORGOTTEN if revoked else counter
-                        session.execute(update(Device).where(Device.name == name).values(stated=stated))
+                        stated.setdefault(FORGOTTEN if revoked else counter, []).append(name)
                     else:
                         changed.append(name)
+                for counter, alike in stated.items():  # counters are about the time: devices told together share one
+                    these = update(Device).where(Device.name.in_(alike)).values(stated=counter)
+                    session.execute(these.execution_options(synchronize_session=False))
         return changed
 
     def due(self) -> list[str]:

@@ -142,7 +142,7 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
     authority = Authority(settings.data / "keys")
     database = Database(settings.database_url)
     try:
-        devices = Devices(database, stale_after_s=settings.stale_after_s, now=time.time)
+        devices = Devices(database, stale_after_s=settings.silent_after_s, now=time.time)
         revoked = authority.revocation_list(devices.revoked_serials())
     finally:
         database.close()

@@ -12,7 +12,8 @@ bytes. `{device}` is the certificate's name: the broker lets a device write and 
     edgesplit/v1/{device}/job         controller -> device   QoS 1             Job: something to be told of
     edgesplit/v1/{device}/bundle      device -> controller   QoS 1             BundlePiece or JobRefused
     edgesplit/v1/{device}/fetch       device -> controller   QoS 0             FetchMetadata or FetchChunks
-    edgesplit/v1/{device}/fetched     controller -> device   QoS 0             Fetched (answer to FetchMetadata)
+    edgesplit/v1/{device}/fetched     controller -> device   QoS 0             Fetched (answer to FetchMetadata), or a
+                                                                               chunk's bytes for this device alone
     edgesplit/v1/chunk/{sha256}       controller -> all      QoS 0             the chunk's bytes
 """
 
@@ -30,6 +31,8 @@ from edgesplit.measured import Amount, BoardSeen, Count, Moment, Queue, ReleaseH
 from edgesplit.settled import settle
 
 ROOT = "edgesplit/v1"
+TELEMETRY_S = (1.0, 3_600.0)
+"""Telemetry is sent at least and at most so often, in seconds."""
 Place = Annotated[int, Meta(ge=0, lt=64)]
 Kind = Literal[
     "birth", "desired", "reported", "telemetry", "fetch", "fetched", "late", "kept", "job", "bundle"
@@ -227,7 +230,7 @@ class Late(msgspec.Struct, frozen=True, kw_only=True, tag="late"):
     measured: Annotated[tuple[Telemetry, ...], Meta(min_length=1, max_length=256)]
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
+class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kept"):
     """What the controller has stored: the device may forget it."""
 
     late: Count | None = None
@@ -235,6 +238,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
     session: Count = 0
     sequence: Count | None = None
     """Telemetry of that session that came, up to this one."""
+    every_s: Annotated[float, Meta(ge=TELEMETRY_S[0], le=TELEMETRY_S[1])] | None = None
+    """How often telemetry is wanted, until something else is said."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
@@ -270,7 +275,7 @@ class FetchMetadata(msgspec.Struct, frozen=True, tag="metadata"):
     """`metadata/ROLE.json`, `metadata/N.root.json`, or `targets/NAME`."""
 
 
-class FetchChunks(msgspec.Struct, frozen=True, tag="chunks"):
+class FetchChunks(msgspec.Struct, frozen=True, omit_defaults=True, tag="chunks"):
     """Ask for chunks of a release; each is published on its own topic. At most `LIMITS.window_chunks` at a time.
 
     A chunk is named by its place in the release's own list (`Manifest.chunk_list`): sixteen of them are two bytes.
@@ -281,6 +286,8 @@ class FetchChunks(msgspec.Struct, frozen=True, tag="chunks"):
     """The place that the first bit stands for."""
     bitmap: Annotated[bytes, msgspec.Meta(min_length=1, max_length=LIMITS.bitmap_bytes)]
     """Bit i (of byte i // 8, the lowest first) is set where the chunk at place `first` + i is asked for."""
+    own: bool = False
+    """A copy on the device's own `fetched` topic is good, too: bare bytes, with the digest as correlation data."""
 
     @classmethod
     def of(cls, release: str, places: Collection[int]) -> FetchChunks:
@@ -289,7 +296,7 @@ class FetchChunks(msgspec.Struct, frozen=True, tag="chunks"):
         bits = 0
         for place in places:
             bits |= 1 << (place - first)
-        return cls(release, first, bits.to_bytes((bits.bit_length() + 7) // 8, "little"))
+        return cls(release, first, bits.to_bytes((bits.bit_length() + 7) // 8, "little"), own=True)
 
     @property
     def places(self) -> list[int]:

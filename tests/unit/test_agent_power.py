@@ -84,8 +84,10 @@ def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
         meter = LinkMeter(
             rtt_s=0.0, up_s_per_byte=0.03 / 300, down_s_per_byte=1e-7, spread=1.4, fades=0.0, transfers=20
         )
-        engine._cloud._meter = meter
-        raced = [engine.infer("tiny", {"x": INPUT}, deadline_s=10) for _ in range(5)]
+        raced = []
+        while engine.hedging["hedges"] == 0 and len(raced) < 200:  # a busy machine's figures may not ask for a race
+            engine._cloud._meter = meter
+            raced.append(engine.infer("tiny", {"x": INPUT}, deadline_s=10))
         assert engine.hedging["hedges"] >= 1 and engine.breaker.state == "closed"
     for answer in raced:
         assert (answer.outputs["y"] == EXPECTED).all()

@@ -14,28 +14,17 @@ from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit_controller.delivery import (
-    GATHER_S,
     PIECE_BYTES,
-    RECENT_S,
     WAITING_PER_DEVICE,
-    ChunkQueue,
     Delivery,
     Inbox,
     Sources,
     check_wish,
-    gather_s,
     pieces,
 )
 
 PATIENCE_S = 20.0
 A, B = "a" * 64, "b" * 64
-
-
-def test_a_lone_device_is_answered_at_once() -> None:
-    """Nothing is waited for while nobody else fetches."""
-    chunks = ChunkQueue()
-    chunks.ask("cam", "r", ("1", "2"), now=10.0)
-    assert chunks.take(10.0) == ["1", "2"] and chunks.next_due() is None
 
 
 def test_who_asks_again_keeps_the_place_and_is_answered_once() -> None:
@@ -53,37 +42,6 @@ def test_who_asks_again_keeps_the_place_and_is_answered_once() -> None:
     inbox.put("a", wish, b"5")
     again = inbox.take(10)
     assert again is not None and again[0][2] == b"5"
-
-
-def test_a_crowd_waits_a_little_longer_for_each_other() -> None:
-    """A lone device not at all, a few as ever, and nobody more than a second."""
-    waits = [gather_s(count) for count in (1, 2, 8, 50, 10_000)]
-    assert waits == sorted(waits)
-    assert (waits[0], waits[1], waits[2], waits[-1]) == (0.0, GATHER_S, GATHER_S, 1.0)
-
-
-def test_devices_that_ask_together_are_answered_by_one_chunk() -> None:
-    """Each chunk once for all who ask within the gathering time; again for who asks after it was sent."""
-    chunks = ChunkQueue()
-    chunks.ask("cam-1", "r", ("0",), now=10.0)
-    chunks.take(10.0)
-    for number, device in enumerate(("cam-2", "cam-1", "cam-3")):
-        chunks.ask(device, "r", ("1", "2"), now=10.0 + number * 0.01)
-    assert chunks.take(10.0 + GATHER_S - 0.001) == []
-    assert chunks.next_due() == pytest.approx(10.0 + GATHER_S)
-    assert chunks.take(10.0 + GATHER_S) == ["1", "2"]
-    chunks.ask("cam-4", "r", ("1",), now=10.06)
-    assert chunks.take(10.06 + GATHER_S) == ["1"]
-
-
-def test_who_fetched_long_ago_keeps_nobody_waiting() -> None:
-    """A device alone again is answered at once again; other releases do not count."""
-    chunks = ChunkQueue()
-    chunks.ask("cam-1", "r", ("1",), now=10.0)
-    chunks.ask("cam-2", "other", ("2",), now=10.0)
-    assert chunks.take(10.0) == ["1", "2"]
-    chunks.ask("cam-3", "r", ("3",), now=10.0 + RECENT_S + 0.1)
-    assert chunks.take(10.0 + RECENT_S + 0.1) == ["3"]
 
 
 def test_an_inbox_bounds_each_device_by_itself() -> None:
@@ -229,13 +187,13 @@ def test_metadata_is_answered_with_the_askers_correlation(bench: Bench) -> None:
 
 
 def test_chunks_are_published_and_a_fetch_is_a_sign_of_life(bench: Bench) -> None:
-    """A chunk goes out on its own topic; who asked was heard."""
+    """A chunk goes out on its own topic, and soon after that to who asks for it again alone; who asked was heard."""
     bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [0])))
     assert bench.channel.next()[:2] == (messages.chunk_topic(B), b"weights")
     assert bench.heard.get(timeout=PATIENCE_S) == ("cam", messages.FetchChunks.of(A, [0]))
     bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [1])))
     bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [0])))
-    assert bench.channel.next()[0] == messages.chunk_topic(B)
+    assert bench.channel.next() == (messages.topic("cam", "fetched"), b"weights", False, bytes.fromhex(B))
     assert bench.delivery.dropped["cam"] == 1
 
 

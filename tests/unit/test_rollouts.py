@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgesplit import messages
 from edgesplit.errors import NotFound, UsageError
 from edgesplit_controller.database import Event
 from edgesplit_controller.refusals import Conflict
-from edgesplit_controller.rollout import engine
+from edgesplit_controller.rollout import engine, steps, store
 from edgesplit_controller.rollout.asked import PLAIN
 from edgesplit_controller.rollout.counting import counting
-from edgesplit_controller.rollout.states import MEMBER_STATES
+from edgesplit_controller.rollout.states import MEMBER_STATES, Member
 from rollout_world import BAD, NEW, NEWER, OLD, World
 
 
@@ -493,3 +495,98 @@ def test_rollouts_and_their_devices_are_counted_by_state(world: World) -> None:
     world.settle()
     assert world.state(first) == "finished"
     assert count().rollouts["finished"] == 1 and not any(count().devices.values())
+
+
+# ---- a large fleet --------------------------------------------------------------------------------------------------
+
+
+def test_devices_that_fetch_at_once_are_bounded_and_silent_ones_hold_up_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand were told within a minute, and each waited for what all others had asked for: 260 a minute came
+    through. The next are told as those before have done; who was told a minute ago counts no longer."""
+    monkeypatch.setattr(steps, "MOST_FETCHING", 10)
+    world.enrol(*fleet(40))
+    silent = fleet(40)[::4]
+    for name in silent:
+        world.fleet[name].mood = "silent"
+    number = world.deploy(NEW, stages=("100%",))
+    on_the_way = []
+    for _ in range(60):
+        world.work()
+        world.step(seconds=20.0)
+        states = world.shown(number)["states"]
+        on_the_way.append(states["told"] + states["fetching"])
+    assert max(on_the_way[:2]) <= 10
+    assert {world.running()[name] for name in set(fleet(40)) - set(silent)} == {NEW}
+    assert world.shown(number)["states"]["queued"] == 0
+
+
+def test_devices_that_are_not_here_take_nobodys_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet that is switched off is told within some looks what it shall run when it comes back."""
+    monkeypatch.setattr(steps, "MOST_FETCHING", 5)
+    world.enrol(*fleet(20))
+    world.devices.hear([(name, messages.Death(1)) for name in fleet(20)])
+    world.deploy(NEW)
+    for _ in range(3):
+        world.step()
+    assert {device.wanted for device in world.fleet.values()} == {NEW}
+
+
+def test_a_look_reads_the_devices_that_something_became_of(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that are awaited: of thousands most have nothing new to say."""
+    world.enrol(*fleet(30))
+    for name in fleet(30)[3:]:
+        world.fleet[name].mood = "stuck"
+    world.deploy(NEW)
+    world.work()
+    world.step()
+    world.now += 2 * engine.OVERLAP_S
+    world.rollouts.step_all()
+    read: list[int] = []
+    members = store.members_for_step
+
+    def counted(*asked: Any) -> list[Member]:
+        found = members(*asked)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(store, "members_for_step", counted)
+    world.fleet["cam-000"].work(())
+    world.devices.hear([("cam-000", said) for said in [world.fleet["cam-000"].report()] if said])
+    world.step(seconds=0.5)
+    assert read and max(read) == 1
+
+
+@pytest.mark.parametrize("what", ["times out", "revoked", "superseded"])
+def test_a_look_finds_what_devices_do_not_say(world: World, what: str) -> None:
+    """Though only the news are looked at: time, an operator and another rollout move devices that are silent."""
+    world.enrol(*fleet(6))
+    for device in world.fleet.values():
+        device.mood = "stuck"
+    number = world.deploy(NEW, device_timeout="1m")
+    world.work()
+    world.step()
+    world.step(seconds=2 * engine.OVERLAP_S)
+    if what == "times out":
+        world.step(seconds=45.0)
+        assert world.shown(number)["states"]["timed out"] == 6
+    elif what == "revoked":
+        world.devices.revoke("cam-000")
+        world.step()
+        assert world.members(number)["cam-000"]["state"] == "skipped"
+    else:
+        world.deploy(NEWER, ["cam-001"])
+        world.step()
+        assert world.members(number)["cam-001"]["state"] == "superseded"
+
+
+def test_a_clock_that_is_set_back_costs_no_report(world: World) -> None:
+    """What was looked at until then lies in the future: everything is looked at anew."""
+    world.enrol(*fleet(4))
+    number = world.deploy(NEW)
+    world.work()
+    world.step()
+    world.now -= 86_400.0
+    world.settle(most=10)
+    assert world.state(number) == "finished"

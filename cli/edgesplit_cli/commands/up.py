@@ -10,6 +10,7 @@ import click
 from edgesplit.errors import UsageError
 from edgesplit.seen.logs import FORMATS, Format
 from edgesplit_cli.addresses import METRICS
+from edgesplit_cli.quantities import RHYTHM
 from edgesplit_controller.settings import BrokerKind, Settings
 
 if TYPE_CHECKING:
@@ -72,6 +73,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="exact: the offload server gives the whole model's bits. fast: it may fuse further, and last digits differ.",
 )
+@click.option(
+    "--telemetry-every",
+    "telemetry_s",
+    type=RHYTHM,
+    default="2s",
+    show_default=True,
+    help="How often each device tells how it does: for a thousand devices 10s, for ten thousand 60s.",
+)
 @click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
 @click.pass_obj
 def up(
@@ -96,6 +105,7 @@ def up(
     metrics: tuple[str, int] | None,
     offload_metrics: tuple[str, int] | None,
     offload_mode: Optimise,
+    telemetry_s: float,
     log_format: Format,
 ) -> None:
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
@@ -106,6 +116,7 @@ def up(
     given |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
     given |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
     given |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
+    given |= {"telemetry_s": telemetry_s}
     settings = Settings(data=data, hosts=hosts, offload=not no_offload, offload_mode=offload_mode, **given)
     if print_broker_config is None:
         run(settings, ready=_announce)

@@ -43,6 +43,10 @@ LEAST_S, LONGEST_S = 0.1, 3.5
 """The rest after a look at the rollouts: ten times what it took, within these."""
 IDLE_S = 1.0
 """How long news are awaited after that: a failing stage stops within 5 s."""
+WHOLE_S = 60.0
+"""Between two looks at every device that a rollout waits for; those in between are at the ones that reported since."""
+OVERLAP_S = 10.0
+"""So far back they go: a report is dated when it comes, and is there to be seen when it was stored."""
 FOLLOW_S = 10.0
 """Between two looks for devices that have come to be meant, or that know more than we do."""
 
@@ -106,6 +110,7 @@ class Rollouts:
         self._evidences = evidences
         self._fits = fits
         self._groups: frozenset[str] | None = None
+        self._looks: dict[int, _Looks] = {}
         self.news = threading.Event()
         """Devices reported something: whoever steps looks soon."""
 
@@ -171,27 +176,37 @@ class Rollouts:
         more = False
         for number in numbers:
             try:
-                more |= self._is_due(number) and self.step_one(number)
+                more |= self._step_if_due(number)
             except EdgeError as error:
                 log.error("rollout %d does not go on just now: %s", number, error)
             except Exception:
                 log.exception("rollout %d does not go on just now", number)
+        self._looks = {number: looks for number, looks in self._looks.items() if number in numbers}
         return more
 
-    def _is_due(self, number: int) -> bool:
-        """Whether a step would change anything: a fleet that only waits costs no write."""
+    def _step_if_due(self, number: int) -> bool:
+        """One step where it would change anything: a fleet that only waits costs no write."""
+        began, looks = self._now(), self._looks.get(number)
+        is_whole = looks is None or not looks.last <= began < looks.whole + WHOLE_S  # clocks are set back, too
+        since = None if looks is None or is_whole else looks.last - OVERLAP_S
+        more = self._is_due(number, since) and self.step_one(number, since)
+        self._looks[number] = _Looks(began, began if looks is None or is_whole else looks.whole)
+        return more
+
+    def _is_due(self, number: int, since: float | None) -> bool:
         with self._database.read() as session:
             row = session.get(RolloutRow, number)
             if row is None:
                 return False
             rollout = store.rollout_of(row)
-            found = self._look(session, rollout, self._now())
+            found = self._look(session, rollout, self._now(), since)
             return not found.is_empty or found.rollout != rollout
 
-    def step_one(self, number: int) -> bool:
-        """One step of one rollout; whether there is more to do at once."""
+    def step_one(self, number: int, since: float | None = None) -> bool:
+        """One step of one rollout; whether there is more to do at once. `since`: all that was heard before was looked
+        at."""
         with self._database.write() as session:
-            told = self._step(session, _existing(session, number), self._now())
+            told = self._step(session, _existing(session, number), self._now(), since)
         self._announce(told.announced)
         return told.more
 
@@ -235,9 +250,9 @@ class Rollouts:
             log.warning("the database is older than what %d devices know: they are told anew", len(behind))
             self._announce(behind)
 
-    def _look(self, session: Session, rollout: Rollout, now: float) -> Step:
+    def _look(self, session: Session, rollout: Rollout, now: float, since: float | None = None) -> Step:
         """What is to be done, by all that is known."""
-        members = store.members_for_step(session, rollout)
+        members = store.members_for_step(session, rollout, now, since)
         seen = store.seen(session, rollout, [member.name for member in members])
         running = [member for member in members if member.state != "queued" and _runs(seen[member.name], rollout)]
         evidences = self._evidences(session, rollout, running) if running else {}
@@ -245,11 +260,12 @@ class Rollouts:
         def known(member: Member) -> Evidence:
             return evidences.get(member.name) or Evidence(model=rollout.model, release=rollout.release)
 
-        return step(rollout, members, store.tallies(session, rollout.id), seen.__getitem__, known, now)
+        fetching = store.fetching(session, rollout.id, now)
+        return step(rollout, members, store.tallies(session, rollout.id), seen.__getitem__, known, now, fetching)
 
-    def _step(self, session: Session, row: RolloutRow, now: float) -> _Told:
+    def _step(self, session: Session, row: RolloutRow, now: float, since: float | None = None) -> _Told:
         rollout = store.rollout_of(row)
-        found = self._look(session, rollout, now)
+        found = self._look(session, rollout, now, since)
         if found.begins:
             for older in store.supersede(session, rollout):
                 record(session, now, "controller", "rollout.superseded_by", str(older), by=rollout.id)
@@ -282,6 +298,15 @@ class Rollouts:
             members[name] = fail(members[name], f"it cannot be told: {why}", "it cannot be told")
             members[name] = msgspec.structs.replace(members[name], sent_back=True, goes_back=False)
         return _Told(list(members.values()), [name for name in wanted if name not in refused], found.more)
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """When a rollout was looked at."""
+
+    last: float
+    whole: float
+    """When every device was that it waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 `step` moves devices by what they report, stops at the thresholds, begins stages, and says whom to tell the release and
 whom to tell the one before. `finish` adds what only telling can say: the counters. Nothing here knows a database.
 
-It needs to be shown only the devices of `looked_at`; how all the others stand it knows from the tallies.
+It needs to be shown only those of `looked_at` of which something may have become since the last look; how all the
+others stand it knows from the tallies.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from edgesplit_controller.rollout.states import (
     Seen,
     Tally,
 )
-from edgesplit_controller.rollout.terms import BATCH, allowance, spend
+from edgesplit_controller.rollout.terms import BATCH, MOST_FETCHING, allowance, spend
 
 ABORTED = "the rollout ended before it was told"
 
@@ -69,8 +70,9 @@ class _Look:
 
     def __init__(
         self, rollout: Rollout, members: Iterable[Member], tallies: Mapping[int, Tally], see: Callable[[str], Seen],
-        now: float,
+        now: float, fetching: int,
     ) -> None:  # fmt: skip
+        self.fetching = fetching
         self.rollout = rollout
         self.before = {member.name: member for member in members}
         self.members = dict(self.before)
@@ -100,10 +102,11 @@ class _Look:
 
 def step(
     rollout: Rollout, members: Iterable[Member], tallies: Mapping[int, Tally], see: Callable[[str], Seen],
-    known: Known, now: float,
+    known: Known, now: float, fetching: int = 0,
 ) -> Step:  # fmt: skip
-    """What is to be done now. Telling is bounded by `BATCH` a step, either way."""
-    look = _Look(rollout, members, tallies, see, now)
+    """What is to be done now. Telling is bounded by `BATCH` a step, either way, and so that no more than
+    `MOST_FETCHING` fetch at once; `fetching`: how many do."""
+    look = _Look(rollout, members, tallies, see, now, fetching)
     if rollout.has_ended:
         return look.done()
     for member in list(look.members.values()):
@@ -239,11 +242,12 @@ def _missing_proof(look: _Look, tally: Tally) -> str:
 
 
 def _tell_next(look: _Look) -> None:
-    """As many as the hours and the rate allow."""
+    """As many as the hours, the rate and those that fetch just now allow."""
     terms = look.rollout.terms
     if terms.hours is not None and not terms.hours.are_now(look.now):
         return
     most, pace = allowance(terms.rate, look.rollout.pace, look.now)
+    room = min(most, max(0, MOST_FETCHING - look.fetching))
     queue = [one for one in look.members.values() if one.state == "queued" and one.stage <= look.rollout.stage]
     for member in sorted(queue, key=lambda one: one.position):
         seen = look.see(member.name)
@@ -251,7 +255,7 @@ def _tell_next(look: _Look) -> None:
             look.put(replace(member, state="skipped", cause="the device was revoked"))
         elif not seen.ours:
             look.put(replace(member, state="superseded"))
-        elif len(look.step.tell) < most:
+        elif len(look.step.tell) < room:
             look.put(replace(member, state="told"))
             look.step.tell.append(member.name)
     look.step.more |= terms.rate is None and len(look.step.tell) == most

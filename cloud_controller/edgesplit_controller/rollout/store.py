@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import case, func, or_, select, update
+from sqlalchemy import Select, case, func, or_, select, update
 from sqlalchemy.orm import Session, load_only
 
 from edgesplit_controller.database import Deployment, Desired, Device
@@ -23,12 +23,15 @@ from edgesplit_controller.rollout.states import (
     Tally,
 )
 from edgesplit_controller.rollout.steps import looked_at
-from edgesplit_controller.rollout.terms import BATCH, Pace, Terms
+from edgesplit_controller.rollout.terms import BATCH, FETCHING_S, Pace, Terms
 from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
+from edgesplit_controller.truth_tables import HeardRow
 
 _KEPT = ("state", "stage", "approved", "excused", "why", "outcome", "following", "began", "ended")
 _OF_MEMBER = tuple(name for name in Member.__struct_fields__ if name != "name")
 _Device = RolloutDeviceRow
+QUIET = ("running", "waiting", "paused")
+"""States in which nothing becomes of a device but by its own word, by its time or by another rollout."""
 
 
 def rollout_of(row: RolloutRow) -> Rollout:
@@ -75,15 +78,39 @@ def _fields(member: Member) -> dict[str, Any]:
     return {name: getattr(member, name) for name in _OF_MEMBER}
 
 
-def members_for_step(session: Session, rollout: Rollout) -> list[Member]:
-    """The devices that a step is shown: those that something may have become of, and the next in the queue."""
+def members_for_step(session: Session, rollout: Rollout, now: float, since: float | None = None) -> list[Member]:
+    """The devices that a step is shown: those that something may have become of, and the next in the queue. `since`:
+    what was heard before that moment was looked at; None: nothing was."""
     states = looked_at(rollout)
     mine = select(_Device).where(_Device.rollout == rollout.id)
-    moving = session.scalars(mine.where(or_(_Device.state.in_(states), _Device.goes_back))).all()
+    moving = mine.where(or_(_Device.state.in_(states), _Device.goes_back))
+    if since is not None and rollout.state in QUIET:
+        moving = _only_news(moving, rollout, now, since)
     queue: Sequence[RolloutDeviceRow] = ()
     if "queued" not in states:
         queue = session.scalars(mine.where(_Device.state == "queued").order_by(_Device.position).limit(BATCH)).all()
-    return [member_of(row) for row in (*moving, *queue)]
+    return [member_of(row) for row in (*session.scalars(moving).all(), *queue)]
+
+
+def _only_news(
+    moving: Select[RolloutDeviceRow], rollout: Rollout, now: float, since: float
+) -> Select[RolloutDeviceRow]:
+    """Of those the ones that have reported since then, or whose time may have come, or that are no longer ours."""
+    desired = (Desired.device == _Device.device) & (Desired.model == rollout.model)
+    told = moving.join(Device, Device.name == _Device.device).outerjoin(HeardRow, HeardRow.device == _Device.device)
+    overdue = _Device.state.in_(ON_THE_WAY) & (_Device.told_at <= now - rollout.terms.device_timeout_s)
+    to_send_back = (_Device.state == "failed") & (_Device.previous != "") & ~_Device.sent_back
+    lost = Device.revoked.is_not(None) | (Desired.deployment > rollout.id)
+    return told.outerjoin(Desired, desired).where(
+        or_(HeardRow.reported_at >= since, _Device.state == "trial", _Device.goes_back, overdue, to_send_back, lost)
+    )
+
+
+def fetching(session: Session, rollout: int, now: float) -> int:
+    """How many devices of a rollout are here, were told lately, and do not run it yet."""
+    mine = (_Device.rollout == rollout, _Device.state.in_(("told", "fetching")), _Device.told_at > now - FETCHING_S)
+    there = select(func.count()).select_from(_Device).join(Device, Device.name == _Device.device)
+    return session.scalar(there.where(*mine, Device.alive)) or 0
 
 
 def tallies(session: Session, rollout: int) -> dict[int, Tally]:

@@ -20,6 +20,11 @@ MOST_STAGES = 20
 MOST_DEVICES = 20_000
 BATCH = 200
 """Devices that one step tells at most: the transaction that signs their statements stays short."""
+MOST_FETCHING = 500
+"""Devices of one rollout that fetch at once. More of them make nobody faster, and what each waits for is asked for
+again; the next are told as these have done."""
+FETCHING_S = 60.0
+"""A device that was told so long ago counts no longer as one that fetches: slow ones hold up nobody."""
 BURST_S = 2.0
 """So much of a constant rate may be saved up while a step is late."""
 TimeoutsCount = Literal["never", "heard", "all"]

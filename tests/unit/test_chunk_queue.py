@@ -1,0 +1,124 @@
+"""When a chunk that was asked for is sent, and to whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from edgesplit_controller.chunk_queue import (
+    GATHER_S,
+    LONGEST_GATHER_S,
+    RECENT_S,
+    REPEAT_S,
+    WAITING_CHUNKS_PER_DEVICE,
+    ChunkQueue,
+    Due,
+    gather_s,
+)
+
+LATER_S = LONGEST_GATHER_S
+
+
+def test_a_lone_device_is_answered_at_once() -> None:
+    """Nothing is waited for while nobody else fetches."""
+    chunks = ChunkQueue()
+    chunks.ask("cam", "r", ("1", "2"), now=10.0)
+    assert chunks.take(10.0) == [Due("1"), Due("2")] and chunks.next_due() is None
+
+
+def test_a_crowd_waits_a_little_longer_for_each_other() -> None:
+    """A lone device not at all, a few as ever, and nobody more than a second."""
+    waits = [gather_s(count) for count in (1, 2, 8, 50, 10_000)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[1], waits[2], waits[-1]) == (0.0, GATHER_S, GATHER_S, 1.0)
+
+
+def test_devices_that_ask_together_are_answered_by_one_chunk() -> None:
+    """Each chunk once for all who ask within the gathering time; again for who asks after it was sent."""
+    chunks = ChunkQueue()
+    chunks.ask("cam-1", "r", ("0",), now=10.0)
+    chunks.take(10.0)
+    for number, device in enumerate(("cam-2", "cam-1", "cam-3")):
+        chunks.ask(device, "r", ("1", "2"), now=10.0 + number * 0.01)
+    assert chunks.take(10.0 + GATHER_S - 0.001) == []
+    assert chunks.next_due() == pytest.approx(10.0 + GATHER_S)
+    assert chunks.take(10.0 + GATHER_S) == [Due("1"), Due("2")]
+    chunks.ask("cam-4", "r", ("1",), now=10.06)
+    assert [one.chunk for one in chunks.take(10.06 + GATHER_S)] == ["1"]
+
+
+def test_who_fetched_long_ago_keeps_nobody_waiting() -> None:
+    """A device alone again is answered at once again; other releases do not count."""
+    chunks = ChunkQueue()
+    chunks.ask("cam-1", "r", ("1",), now=10.0)
+    chunks.ask("cam-2", "other", ("2",), now=10.0)
+    assert chunks.take(10.0) == [Due("1"), Due("2")]
+    chunks.ask("cam-3", "r", ("3",), now=10.0 + RECENT_S + 0.1)
+    assert chunks.take(10.0 + RECENT_S + 0.1) == [Due("3")]
+
+
+def test_who_asks_late_is_sent_a_copy_of_its_own() -> None:
+    """All had it a moment ago: a copy for all again would go to each whose first is still on a slow link."""
+    chunks = ChunkQueue()
+    for number in range(6):
+        chunks.ask(f"cam-{number}", "r", ("1",), now=10.0, own=True)
+    assert chunks.take(10.0 + LATER_S) == [Due("1")]
+    for number in range(6):  # they go on with the next one
+        chunks.ask(f"cam-{number}", "r", ("2",), now=11.0, own=True)
+    chunks.ask("late", "r", ("1",), now=11.0, own=True)
+    assert chunks.take(11.0 + LATER_S) == [Due("2"), Due("1", to=("late",))]
+
+
+def test_where_most_ask_again_all_are_sent_it_again() -> None:
+    """One copy for ten that lost it, and not ten."""
+    chunks = ChunkQueue()
+    names = [f"cam-{number}" for number in range(10)]
+    for now in (10.0, 12.0):
+        for name in names:
+            chunks.ask(name, "r", ("1",), now=now, own=True)
+        assert chunks.take(now + LATER_S) == [Due("1")]
+
+
+def test_after_a_while_all_are_sent_it_again() -> None:
+    """Who listens now is not who listened then."""
+    chunks = ChunkQueue()
+    for now in (10.0, 10.0 + REPEAT_S):
+        chunks.ask("cam", "r", ("1",), now=now, own=True)
+        assert chunks.take(now) == [Due("1")]
+
+
+def test_an_older_agent_listens_for_what_all_are_sent_only() -> None:
+    """It does not say that a copy of its own is good, too: whoever asks with it hears the same copy."""
+    chunks = ChunkQueue()
+    for device, own in (("new", True), ("old", False)):
+        chunks.ask(device, "r", ("1",), now=10.0, own=own)
+    chunks.take(10.0 + LATER_S)
+    chunks.ask("old", "r", ("1",), now=12.0)
+    assert chunks.take(12.0 + LATER_S) == [Due("1")]
+
+
+def test_a_stream_of_late_comers_costs_nobody_more_than_one_copy_for_all_in_ten_seconds() -> None:
+    """Ten thousand devices that begin over a minute: the broker had copied every chunk to all of them each second."""
+    chunks, now = ChunkQueue(), 0.0
+    sent: list[Due] = []
+    for number in range(1_500):
+        now = number * 0.04
+        chunks.ask(f"cam-{number}", "r", ("1",), now=now, own=True)
+        for other in range(max(0, number - 40), number):  # those before it are at it still, further on
+            chunks.ask(f"cam-{other}", "r", (f"{number - other + 1}",), now=now, own=True)
+        sent += [due for due in chunks.take(now) if due.chunk == "1"]
+    to_all = sum(not due.to for due in sent)
+    alone = Counter(name for due in sent for name in due.to)
+    assert 0 < to_all <= now / REPEAT_S + 2
+    assert sum(alone.values()) > 1_000 and set(alone.values()) == {1}
+
+
+def test_a_device_that_asks_twice_waits_once() -> None:
+    """Its share of the queue is what it waits for, and it is all free again when it was answered."""
+    chunks = ChunkQueue()
+    names = [str(number) for number in range(WAITING_CHUNKS_PER_DEVICE)]
+    assert chunks.ask("cam", "r", names, now=1.0) == chunks.ask("cam", "r", names, now=1.0) == 0
+    assert chunks.ask("cam", "r", ("more",), now=1.0) == 1
+    assert len(chunks.take(1.0)) == len(names)
+    assert chunks.ask("cam", "r", names, now=2.0) == 0

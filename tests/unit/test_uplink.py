@@ -1,0 +1,118 @@
+"""The agent's session with the broker: what it takes from the controller's word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgesplit import messages
+from edgesplit.errors import MalformedMessage
+from edgesplit.messages import Kept, Telemetry
+from edgesplit.testing.hub import Hub
+from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit_agent.uplink import Rhythm, Uplink
+
+HOUR_S = 3_600.0
+
+
+class Wire:
+    """A session that is always up."""
+
+    problem = ""
+    connected = True
+
+    def __init__(self, *_where: Any, on_message: Any = None, on_connect: Any = None, **_callbacks: Any) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.heard = on_message
+        self.came_up = on_connect
+
+    def start(self) -> None:
+        """It is there."""
+
+    def stop(self) -> None:
+        """It goes."""
+
+    def subscribe(self, _topics: Any, **_options: Any) -> None:
+        """All is heard."""
+
+    def publish(self, topic: str, payload: bytes, **_options: Any) -> bool:
+        """Keep what is sent."""
+        self.sent.append((topic, payload))
+        return True
+
+    def telemetry(self) -> int:
+        """How many messages of it were sent."""
+        return sum(topic.endswith("/telemetry") for topic, _ in self.sent)
+
+
+def sample(session: int, sequence: int, *, take: bool) -> tuple[Telemetry | None, object]:
+    """Nothing ever changes."""
+    if not take:
+        return None, None
+    return Telemetry(session=session, sequence=sequence, emulated=False, up_bytes_per_s=0.0, rtt_s=0.0,
+                     remote_ok=False, models=()), None  # fmt: skip
+
+
+@pytest.fixture
+def hub() -> Hub:
+    return Hub()
+
+
+@pytest.fixture
+def link(tmp_path: Path, hub: Hub) -> tuple[Uplink, Wire]:
+    """An uplink in virtual time, and its wire."""
+    wires: list[Wire] = []
+
+    def connect(*where: Any, **callbacks: Any) -> Wire:
+        wires.append(Wire(*where, **callbacks))
+        return wires[-1]
+
+    identity = Identity(
+        device="cam", device_class="raspberrypi4", controller="", broker="localhost:1", offload="", tuf_root=""
+    )
+    uplink = Uplink(
+        DataFolder(tmp_path), identity, ("localhost", 1), None, sample=sample, emulated=False, local_url="",
+        rhythm=Rhythm(every_s=2.0), connect=connect, pace=hub,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return uplink, wires[0]
+
+
+def begin(uplink: Uplink, wire: Wire, hub: Hub) -> None:
+    """Connected, with a first message behind it."""
+    uplink.start(lambda raw: None, lambda online: None)
+    uplink.session_number = 1
+    wire.came_up()
+    hub.run(10.0)
+
+
+def say(wire: Wire, kept: Kept) -> None:
+    wire.heard(messages.topic("cam", "kept"), messages.encode(kept), None)
+
+
+def test_telemetry_comes_as_often_as_the_controller_wants_it(link: tuple[Uplink, Wire], hub: Hub) -> None:
+    """Ten thousand devices that each spoke every other second were more than any controller takes in."""
+    uplink, wire = link
+    begin(uplink, wire, hub)
+    for every_s, expected in ((60.0, 60), (5.0, 720)):
+        say(wire, Kept(session=1, sequence=0, every_s=every_s))
+        hub.run(every_s)
+        before = wire.telemetry()
+        hub.run(HOUR_S)
+        assert wire.telemetry() - before == pytest.approx(expected, rel=0.05)
+        say(wire, Kept(session=1, sequence=0))  # of a controller that wants nothing else
+    uplink.stop()
+
+
+@pytest.mark.parametrize("every_s", [0.0, 0.01, -5.0, 1e9])
+def test_a_rhythm_that_cannot_be_is_refused(link: tuple[Uplink, Wire], hub: Hub, every_s: float) -> None:
+    """Neither a flood nor silence can be ordered."""
+    uplink, wire = link
+    begin(uplink, wire, hub)
+    with pytest.raises(MalformedMessage):
+        say(wire, Kept(session=1, sequence=0, every_s=every_s))
+    before = wire.telemetry()
+    hub.run(100.0)
+    assert wire.telemetry() - before == pytest.approx(50, rel=0.1)
+    uplink.stop()
