@@ -6,11 +6,13 @@ import asyncio
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,9 @@ import pytest
 
 from agent_world import DIGEST, eventually
 from edgesplit import Answer, AsyncClient, Client, Wishes, lane_end
+from edgesplit.connection import Connection
 from edgesplit.errors import EdgeError, InferenceFailed, UsageError
+from edgesplit.lane_terms import LANE_PATH
 from edgesplit.seen import families, trace
 from edgesplit.wishes import NONE
 from edgesplit_agent.worker.host import WorkerLost
@@ -266,3 +270,28 @@ def test_a_stopped_worker_is_the_agents_to_end(world: LaneWorld, monkeypatch: py
         signal_worker(world.hosts[0], signal.SIGSTOP)
         np.testing.assert_array_equal(ask(client).outputs["y"], 2 * SMALL)
         assert world.inferences == before + 1 and "stopped" in str(world.lost[0])
+
+
+def test_a_wish_that_cannot_be_is_refused_in_words(world: LaneWorld) -> None:
+    """Without a socket, with something else, for a model that is not here, with nonsense: told, and nothing is kept."""
+    connection = Connection("localhost", 0, path=str(world.folder / "a.sock"))
+    with Client(world.url, lane=False) as client:
+        ask(client)
+    read, write = os.pipe()
+    mine, theirs = socket.socketpair()
+    good = b'{"model":"one"}'
+    connection.exchange("GET", "/v2", deadline=monotonic() + PATIENCE_S)
+    before = descriptors()
+    for body, descriptor, status in (
+        (good, None, 400), (good, read, 400), (b"{", theirs.fileno(), 400), (b'{"model":"none"}', theirs.fileno(), 404),
+    ):  # fmt: skip
+        reply = connection.exchange(
+            "POST", LANE_PATH, deadline=monotonic() + PATIENCE_S, body=[body], descriptor=descriptor
+        )
+        assert reply.status == status and b"error" in bytes(reply.body)
+    assert descriptors() <= before
+    connection.end()
+    for one in (mine, theirs):
+        one.close()
+    os.close(read)
+    os.close(write)

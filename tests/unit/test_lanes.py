@@ -136,11 +136,12 @@ def test_what_is_noted_is_read_once_and_whole() -> None:
     """Each answer's times in their order; of more than the ring holds, the newest."""
     own = words()
     for number in range(3):
-        own.answered(0.5 + number, 0.25, [0.1, 0.2])
+        own.answered(0.5 + number, 0.25)
+        own.took([0.1, 0.2])
     assert own.since(0) == [(0.5, 0.25), (1.5, 0.25), (2.5, 0.25)] and own.since(3) == []
     assert own.slice_s[0] == 3 and own.slice_s[1][:3] == pytest.approx([0.3, 0.6, 0.0])
     for _ in range(RING + 7):
-        own.answered(2.0, 1.0, [])
+        own.answered(2.0, 1.0)
     assert len(own.since(3)) == RING
 
 
@@ -148,10 +149,10 @@ def test_words_that_cannot_be_are_not_believed() -> None:
     """A worker that a model has taken over writes what it likes; times stay times, and a run has a beginning."""
     memory = bytearray(os.urandom(16) * (lane_words.BYTES // 16))
     own = LaneWords(memoryview(memory))
-    own.answered(float("nan"), 1.0, [])
-    own.answered(1.0, 2.0, [])
-    own.answered(-1.0, -2.0, [])
-    own.answered(1e300, 1.0, [])
+    own.answered(float("nan"), 1.0)
+    own.answered(1.0, 2.0)
+    own.answered(-1.0, -2.0)
+    own.answered(1e300, 1.0)
     assert own.since(own.answers - 4) == []
     for since in (float("nan"), -5.0, 1e300):
         own.begin(since, since)

@@ -223,11 +223,11 @@ class Child:
         return Ran(ask.number, placed, timing.seconds, timing.late, self._engine.notes)
 
     def _execute(
-        self, order: Sequence[str], wants: Sequence[str], tensors: Tensors, timing: Timing
+        self, order: tuple[str, ...], wants: tuple[str, ...], tensors: Tensors, timing: Timing
     ) -> Mapping[str, Tensor]:
         """These slices' tensors, those wanted among them. InferenceFailed."""
         if self._merged:
-            key = tuple(order), tuple(wants)
+            key = (order, wants)
             planned = self._steps.get(key)
             if planned is None:
                 slices = {name: slice_ for name, (slice_, _) in self._taken.items()}
@@ -241,7 +241,7 @@ class Child:
         return live
 
     def _run_for_lane(
-        self, order: Sequence[str], wants: Sequence[str], tensors: Tensors, timing: Timing
+        self, order: tuple[str, ...], wants: tuple[str, ...], tensors: Tensors, timing: Timing
     ) -> Mapping[str, Tensor]:
         live = self._execute(order, wants, tensors, timing)
         if self._asked.setup.providers and self._engine.notes != self._notes and self._lanes.words is not None:

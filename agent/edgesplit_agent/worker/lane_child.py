@@ -36,7 +36,7 @@ NO_TIMES = (0.0, 0.0, 0.0)
 IN_PLACE_FROM = 4_096
 """Smaller inputs are copied, and all that are no floats: what a model goes by must not change while it runs."""
 _ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
-RunSlices = Callable[[Sequence[str], Sequence[str], Mapping[str, Tensor], Timing], Mapping[str, Tensor]]
+RunSlices = Callable[[tuple[str, ...], tuple[str, ...], Mapping[str, Tensor], Timing], Mapping[str, Tensor]]
 """Runs slices in order, for these of their outputs."""
 
 
@@ -61,6 +61,8 @@ class Asked:
         self._inputs = [(one.name, _view(one, self.memory), _in_place(one) and lane.shared) for one in lane.inputs]
         self._outputs = [(one.name, _view(one, self.memory)) for one in lane.outputs]
         self._wants = tuple(one.name for one in lane.outputs)
+        in_place = all(one[2] for one in self._inputs)
+        self._always = {name: view for name, view, _ in self._inputs} if in_place else None
         self._bodies = () if lane.shared else (self.memory[: lane.answers_at],)
         self._expect()
 
@@ -116,7 +118,7 @@ class Asked:
         words.begin(began, left_us / 1e6)
         timing = Timing()
         try:
-            live = run(self.lane.order, self._wants, self._given(), timing)
+            live = run(self.lane.order, self._wants, self._always or self._given(), timing)
             for name, view in self._outputs:
                 _put(view, live[name])
         except Exception as error:
@@ -125,11 +127,11 @@ class Asked:
             words.end()
             self._reply(number, FAILED)
             return
-        words.end()
-        spent = [timing.seconds.get(name, 0.0) for name in self.lane.order]
-        run_s = sum(timing.seconds.values())
-        words.answered(max(perf_counter() - began, run_s), run_s, spent)
+        run_s = timing.total_s
+        words.answered(max(perf_counter() - began, run_s), run_s)
         self._reply(number, ANSWERED, run_s, words.predicted_s, words.scale)
+        words.end()
+        words.took([timing.seconds.get(name, 0.0) for name in self.lane.order])
 
     def _given(self) -> dict[str, Tensor]:
         return {name: view if in_place else _own(view) for name, view, in_place in self._inputs}

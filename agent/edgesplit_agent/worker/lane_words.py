@@ -50,17 +50,21 @@ class LaneWords:
         """It has ended."""
         self._seconds[_BUSY_SINCE] = 0.0
 
-    def answered(self, latency_s: float, run_s: float, slice_s: Sequence[float]) -> None:
-        """A request is about to get its answer; its slices took so long, in their order."""
+    def answered(self, latency_s: float, run_s: float) -> None:
+        """A request is about to get its answer."""
         seconds, counts = self._seconds, self._counts
         done = counts[_ANSWERS]
         at = _RING + 2 * (done % RING)
         seconds[at] = latency_s
         seconds[at + 1] = run_s
+        counts[_ANSWERS] = done + 1
+
+    def took(self, slice_s: Sequence[float]) -> None:
+        """Its slices took so long, in their order."""
+        seconds = self._seconds
         for place, spent in enumerate(slice_s, _SLICES):
             seconds[place] += spent
-        counts[_RUNS] += 1
-        counts[_ANSWERS] = done + 1
+        self._counts[_RUNS] += 1
 
     def failed(self) -> None:
         """The model could not answer."""
