@@ -164,6 +164,8 @@ def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> 
     session, loop = bare(model, threads), asyncio.new_event_loop()
     through_memory, through_http = Client(f"unix://{socket}"), Client(url)
     through_socket = Client(f"unix://{socket}", shared_memory=False)
+    no_lane = Client(f"unix://{socket}", lane=False)
+    no_lane_socket = Client(f"unix://{socket}", shared_memory=False, lane=False)
     asynchronous = AsyncClient(f"unix://{socket}")
 
     def told(answer: Answer) -> tuple[Image, float]:
@@ -184,6 +186,8 @@ def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> 
         "bare": run_here,
         "shared memory": asked(through_memory),
         "unix socket": asked(through_socket),
+        "shared memory, no lane": asked(no_lane),
+        "unix socket, no lane": asked(no_lane_socket),
         "http": asked(through_http),
         "async, shared memory": asked_async,
     }
@@ -193,7 +197,7 @@ def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> 
     try:
         return in_turn(ways, rounds)
     finally:
-        for client in (through_memory, through_socket, through_http):
+        for client in (through_memory, through_socket, no_lane, no_lane_socket, through_http):
             client.close()
         loop.run_until_complete(asynchronous.close())
         loop.close()
