@@ -140,6 +140,7 @@ class LaneDesk:
                     end.sock.shutdown(socket.SHUT_RD)
                 end.sock.close()
             self._ends.clear()
+            self.note()
 
     def close(self) -> None:
         """The worker has ended: what it left is told, and everything given up."""
