@@ -20,19 +20,23 @@ import pytest
 from agent_world import LOCAL as TWO_SLICES
 from agent_world import REMOTE, active, eventually
 from edgesplit import Client, lane_end
-from edgesplit.errors import Busy, UsageError
+from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, UsageError
 from edgesplit.lane_end import LaneEnd, LaneEnded
 from edgesplit.lane_hopes import FIRST_PAUSE_S, LONGEST_PAUSE_S, STAYED_S, Hope
 from edgesplit.lane_terms import ANSWER, ANSWERED, FAILED, OVER, Grant, LaneTensor, laid_out
+from edgesplit.plan import Power
 from edgesplit.release import TensorSpec
 from edgesplit.reply import Reply
+from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.lanes import Circumstances, why_not
+from edgesplit_agent.afterwards import Afterwards
+from edgesplit_agent.energy import EnergyLedger
+from edgesplit_agent.lanes import Circumstances, Ears, Lanes, why_not
 from edgesplit_agent.main import _parser
 from edgesplit_agent.worker import lane_words
 from edgesplit_agent.worker.judging import Bounds
 from edgesplit_agent.worker.lane_child import ChildLanes
-from edgesplit_agent.worker.lane_desk import LaneDesk, LaneNotes
+from edgesplit_agent.worker.lane_desk import LaneDesk, LaneNotes, LaneOrder
 from edgesplit_agent.worker.lane_words import MOST_LANES, RING, LaneWords
 from edgesplit_agent.worker.talk import Channel
 from lane_world import GrantingAgent, asking, descriptors, grant, order
@@ -92,6 +96,37 @@ def test_the_operator_may_switch_them_off() -> None:
     """`--no-lanes`; without it they are granted."""
     for words, lanes in ([], True), (["--no-lanes"], False):
         assert _parser().parse_args(["run", "--data", "d", *words]).lanes is lanes
+
+
+def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
+    """Each answer is a report, with the joules that the plan's figures make of its seconds; failures are the release's
+    own; what slices took is learnt."""
+    power = Power(idle_watts=2.0, busy_watts=5.0)
+    release = laned(TWO_SLICES)
+    release = dataclasses.replace(release, plan=msgspec.structs.replace(release.plan, power=power))
+    orders: list[LaneOrder] = []
+    release.host.open_lane = lambda order, descriptor, shared: orders.append(order)
+    told: list[Report] = []
+    own: list[Exception | None] = []
+    learnt: list[Timing] = []
+    spent: list[float] = []
+    notes = Afterwards()
+    ears = Ears(
+        lambda release, timing: learnt.append(timing), lambda model, release, report: told.append(report), spent.append,
+        EnergyLedger(), lambda release, error: own.append(error), notes,
+    )  # fmt: skip
+    granted = Lanes(ears).open("tiny", release, USUAL, 0, shared=True)
+    assert (granted.row, granted.busy_watts, granted.idle_watts) == ("local", 5.0, 2.0)
+    orders[0].told(LaneNotes([(0.03, 0.02), (0.05, 0.04)], failures=1, slice_s=(0.02, 0.01)))
+    assert told == []
+    notes.catch_up()
+    assert [(one.release, one.row, one.latency_s, one.device_s) for one in told] == [
+        (release.digest, "local", 0.03, 0.02), (release.digest, "local", 0.05, 0.04),
+    ]  # fmt: skip
+    assert [one.joules for one in told] == pytest.approx([5 * 0.02 + 2 * 0.01, 5 * 0.04 + 2 * 0.01])
+    assert {one.joules_basis for one in told} == {"predicted"} and spent == pytest.approx([3 * 0.02, 3 * 0.04])
+    assert own[0] is None and isinstance(own[1], InferenceFailed) and len(own) == 2
+    assert [one.seconds for one in learnt] == [{"a": 0.02, "b": 0.01}]
 
 
 # What lies where
@@ -473,6 +508,20 @@ def test_where_a_lane_does_not_answer_the_agent_does(
                 answer = client.infer("one", {"x": factor * INPUT}, deadline_s=30)
                 np.testing.assert_array_equal(answer.outputs["y"], 2 * factor * INPUT)
         assert agent.asked[1] == "/v2/edgesplit/lane" and sum(one.endswith("infer") for one in agent.asked) == 4
+    finally:
+        agent.stop()
+
+
+def test_where_neither_answers_there_is_an_error_in_words(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that is silent leaves time to ask the agent; silent too, and the deadline is told."""
+    monkeypatch.setattr(lane_end, "PATIENCE_S", 0.05)
+    agent = GrantingAgent(socket_folder, silent)
+    try:
+        with Client(agent.url) as client:
+            client.infer("one", {"x": INPUT}, deadline_s=30)
+            agent.may_answer.clear()
+            with pytest.raises(DeadlineExceeded):
+                client.infer("one", {"x": INPUT}, deadline_s=0.5)
     finally:
         agent.stop()
 
