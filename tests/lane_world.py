@@ -169,8 +169,9 @@ class GrantingAgent:
         return json_response(200, granted)
 
     def _serve(self, sock: socket.socket) -> None:
-        while raw := sock.recv(65_536):
-            self._on_lane(sock, raw)
+        with contextlib.suppress(OSError):
+            while raw := sock.recv(65_536):
+                self._on_lane(sock, raw)
 
     def stop(self) -> None:
         self.may_answer.set()

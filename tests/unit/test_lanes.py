@@ -173,11 +173,33 @@ def test_what_is_noted_is_read_once_and_whole() -> None:
     for number in range(3):
         own.answered(0.5 + number, 0.25)
         own.took([0.1, 0.2])
-    assert own.since(0) == [(0.5, 0.25), (1.5, 0.25), (2.5, 0.25)] and own.since(3) == []
+    assert own.between(0, 3) == [(0.5, 0.25), (1.5, 0.25), (2.5, 0.25)] and own.between(3, 3) == []
     assert own.slice_s[0] == 3 and own.slice_s[1][:3] == pytest.approx([0.3, 0.6, 0.0])
     for _ in range(RING + 7):
         own.answered(2.0, 1.0)
-    assert len(own.since(3)) == RING
+    assert len(own.between(3, own.answers)) == RING
+
+
+def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None:
+    """None twice: a worker goes on writing."""
+    bench.open()
+    own = bench.lanes.words
+    assert own is not None
+    told: list[int] = []
+    bench.desk._order = dataclasses.replace(order(), told=lambda notes: told.append(len(notes.answers)))
+    between = lane_words.LaneWords.between
+
+    def meanwhile(self: LaneWords, taken: int, answers: int) -> list[tuple[float, float]]:
+        own.answered(1.0, 1.0)
+        return between(self, taken, answers)
+
+    own.answered(1.0, 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane_words.LaneWords, "between", meanwhile)
+        bench.desk.note()
+    bench.desk.note()
+    bench.desk.note()
+    assert told == [1, 1]
 
 
 def test_words_that_cannot_be_are_not_believed() -> None:
@@ -188,7 +210,7 @@ def test_words_that_cannot_be_are_not_believed() -> None:
     own.answered(1.0, 2.0)
     own.answered(-1.0, -2.0)
     own.answered(1e300, 1.0)
-    assert own.since(own.answers - 4) == []
+    assert own.between(own.answers - 4, own.answers) == []
     for since in (float("nan"), -5.0, 1e300):
         own.begin(since, since)
         busy = own.busy(100.0)
@@ -421,6 +443,18 @@ def test_lanes_are_bounded_and_leave_nothing(bench: Bench) -> None:
         bench.lanes.turn()
         bench.desk.look()
     assert bench.desk.count == 0 and descriptors() <= before
+
+
+def test_a_worker_that_does_not_run_as_it_was_opened_has_no_lanes(bench: Bench) -> None:
+    """Its accelerator is gone, say: the agent is to hear of it, by its own requests."""
+    bench.open()
+    own = bench.lanes.words
+    assert own is not None
+    own.note()
+    bench.desk.look()
+    assert bench.desk.count == 0
+    with pytest.raises(Busy):
+        bench.open()
 
 
 def test_a_run_for_a_lane_has_the_limit_that_every_run_has(bench: Bench) -> None:
