@@ -552,7 +552,7 @@ def _without_the_device(plan_: Plan, seen: Situation) -> Choice | None:
 def _expected(choice: Choice, plan_: Plan, now: Conditions, cause: str) -> Expected:
     row = choice.row
     sending = race_costs(row, now, plan_) if choice.alone else None
-    remote_s = plan.link_s(row, now.link) + row.beyond_s + (row.decode_s + row.remote_s) * now.server_load
+    remote_s = plan.link_s(row, now.link) + plan.beyond_s(row, now) + (row.decode_s + row.remote_s) * now.server_load
     return Expected(row, plan.latency_s(row, now), remote_s, cause, sending, choice.early_s)
 
 
