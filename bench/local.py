@@ -1,8 +1,9 @@
 """What the local endpoint adds: a real agent beside bare `session.run` in the application's own process.
 
 One model of a few milliseconds with a 600 KB input, the same threads on both sides, calls of all ways taken in turn:
-bare, `Client` with shared memory, over the Unix socket with plain bodies, over HTTP, and `AsyncClient`. The agent is
-the real process, behind a real controller, with the model deployed to run on the device alone; nothing is emulated.
+bare, `Client` with shared memory and over the Unix socket with plain bodies, both by lanes and without, over HTTP, and
+`AsyncClient`. The agent is the real process, behind a real controller, with the model deployed to run on the device
+alone; nothing is emulated.
 """
 
 from __future__ import annotations

@@ -142,6 +142,8 @@ class GrantingAgent:
 
     def __init__(self, folder: Path, on_lane: Callable[[socket.socket, bytes], None]) -> None:
         self.asked: list[str] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self._on_lane = on_lane
         self._ends: list[socket.socket] = []
         self.server = Server(self._handle, path=folder / "g.sock")
@@ -151,6 +153,7 @@ class GrantingAgent:
     def _handle(self, request: Request) -> Response:
         self.asked.append(request.path)
         if request.path != LANE_PATH:
+            self.may_answer.wait(30)
             return _doubled(request)
         assert request.channel is not None
         descriptor = request.channel.only_descriptor()
@@ -166,10 +169,12 @@ class GrantingAgent:
         return json_response(200, granted)
 
     def _serve(self, sock: socket.socket) -> None:
-        while raw := sock.recv(65_536):
-            self._on_lane(sock, raw)
+        with contextlib.suppress(OSError):
+            while raw := sock.recv(65_536):
+                self._on_lane(sock, raw)
 
     def stop(self) -> None:
+        self.may_answer.set()
         for one in self._ends:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

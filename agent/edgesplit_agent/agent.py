@@ -391,6 +391,7 @@ class Agent:
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
             "trouble": release.trouble,
+            "no_lanes": self._engine.why_no_lane(model),
             "phases": self._metrics.split(release.manifest.model),
         }
 

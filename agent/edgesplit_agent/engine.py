@@ -39,7 +39,7 @@ from edgesplit_agent.device import Device, Live, OwnPart
 from edgesplit_agent.energy import spent_j
 from edgesplit_agent.finishing import Finishing, finished
 from edgesplit_agent.hedging import Ledger, cost_of, race_costs, sending_costs
-from edgesplit_agent.lanes import Circumstances, Ears, Lanes, Settled
+from edgesplit_agent.lanes import Circumstances, Ears, Lanes, Settled, why_not
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S, tail_s
 from edgesplit_agent.power_watch import PowerWatch
@@ -200,19 +200,26 @@ class Engine:
             with self._lanes.changing:
                 if self._serving.get(model) is not release or self._stopped:
                     raise Busy("no lane: another release takes its place")
-                now = Circumstances(
-                    allowed=self._settings.lanes,
-                    models=len(self._serving),
-                    row_in_use=self._chooser.row_of(model),
-                    traced=self._tracer is not OFF,
-                    watts=self._power.stance.watts,
-                    settled=self._settled(model),
-                )
-                grant = self._lanes.open(model, release, now, descriptor, shared=shared)
+                grant = self._lanes.open(model, release, self._circumstances(model), descriptor, shared=shared)
             self._lanes.note(self.conditions.device_slowdown)
             return grant
         finally:
             release.give_back()
+
+    def why_no_lane(self, model: str) -> str:
+        """What there is to decide for each request for that model; empty where applications may have lanes."""
+        release = self._serving.get(model)
+        return why_not(release, self._circumstances(model)) if release is not None else "it does not run here"
+
+    def _circumstances(self, model: str) -> Circumstances:
+        return Circumstances(
+            allowed=self._settings.lanes,
+            models=len(self._serving),
+            row_in_use=self._chooser.row_of(model),
+            traced=self._tracer is not OFF,
+            watts=self._power.stance.watts,
+            settled=self._settled(model),
+        )
 
     def watch_lanes(self, watcher: LaneWatcher) -> None:
         """Have it told of each answer that a lane gave."""

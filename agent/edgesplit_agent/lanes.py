@@ -123,6 +123,7 @@ class Lanes:
         self._ears = ears
         self._asked: tuple[tuple[Laned, Plan, Row], ...] = ()
         """Hosts that have granted one, since what is served last changed."""
+        self._slowdown = 1.0
 
     def open(self, model: str, release: ActiveRelease, now: Circumstances, descriptor: int, *, shared: bool) -> Grant:
         """A lane for whoever has the other end of that socket. Busy, saying why, where there is none. Held: `changing`;
@@ -164,6 +165,7 @@ class Lanes:
 
     def note(self, slowdown: float) -> None:
         """What came of lanes is noted now, and what their answers say is brought up to date."""
+        self._slowdown = slowdown
         for host, _, row in self._asked:
             host.note_lanes(row.device_s * slowdown, self._ears.energy.scale(monotonic()) or 0.0)
 
@@ -178,8 +180,8 @@ class Lanes:
         for latency_s, run_s in notes.answers:
             joules, basis = self._weighed(release.plan, row, latency_s, run_s)
             report = Report(
-                release=release.digest, row=row.name, after=row.after, latency_s=latency_s, predicted_s=row.device_s,
-                device_s=run_s, joules=joules, joules_basis=basis,
+                release=release.digest, row=row.name, after=row.after, latency_s=latency_s,
+                predicted_s=row.device_s * self._slowdown, device_s=run_s, joules=joules, joules_basis=basis,
             )  # fmt: skip
             ears.tell(model, release, report)
 

@@ -60,7 +60,7 @@ class Lane:
                 self._send(now + within_s)
             if end.sock.recv_into(end.reply) != ANSWER.size:
                 raise LaneEnded("closed")
-            if more := end.more:
+            if not end.shared and (more := end.more):
                 self._receive(more, now + within_s)
         except OSError as error:
             raise LaneEnded(f"silent, or gone: {error}") from error

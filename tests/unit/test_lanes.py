@@ -20,19 +20,23 @@ import pytest
 from agent_world import LOCAL as TWO_SLICES
 from agent_world import REMOTE, active, eventually
 from edgesplit import Client, lane_end
-from edgesplit.errors import Busy, UsageError
+from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, UsageError
 from edgesplit.lane_end import LaneEnd, LaneEnded
 from edgesplit.lane_hopes import FIRST_PAUSE_S, LONGEST_PAUSE_S, STAYED_S, Hope
 from edgesplit.lane_terms import ANSWER, ANSWERED, FAILED, OVER, Grant, LaneTensor, laid_out
+from edgesplit.plan import Power
 from edgesplit.release import TensorSpec
 from edgesplit.reply import Reply
+from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.lanes import Circumstances, why_not
+from edgesplit_agent.afterwards import Afterwards
+from edgesplit_agent.energy import EnergyLedger
+from edgesplit_agent.lanes import Circumstances, Ears, Lanes, why_not
 from edgesplit_agent.main import _parser
 from edgesplit_agent.worker import lane_words
 from edgesplit_agent.worker.judging import Bounds
 from edgesplit_agent.worker.lane_child import ChildLanes
-from edgesplit_agent.worker.lane_desk import LaneDesk, LaneNotes
+from edgesplit_agent.worker.lane_desk import LaneDesk, LaneNotes, LaneOrder
 from edgesplit_agent.worker.lane_words import MOST_LANES, RING, LaneWords
 from edgesplit_agent.worker.talk import Channel
 from lane_world import GrantingAgent, asking, descriptors, grant, order
@@ -94,6 +98,37 @@ def test_the_operator_may_switch_them_off() -> None:
         assert _parser().parse_args(["run", "--data", "d", *words]).lanes is lanes
 
 
+def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
+    """Each answer is a report, with the joules that the plan's figures make of its seconds; failures are the release's
+    own; what slices took is learnt."""
+    power = Power(idle_watts=2.0, busy_watts=5.0)
+    release = laned(TWO_SLICES)
+    release = dataclasses.replace(release, plan=msgspec.structs.replace(release.plan, power=power))
+    orders: list[LaneOrder] = []
+    release.host.open_lane = lambda order, descriptor, shared: orders.append(order)
+    told: list[Report] = []
+    own: list[Exception | None] = []
+    learnt: list[Timing] = []
+    spent: list[float] = []
+    notes = Afterwards()
+    ears = Ears(
+        lambda release, timing: learnt.append(timing), lambda model, release, report: told.append(report), spent.append,
+        EnergyLedger(), lambda release, error: own.append(error), notes,
+    )  # fmt: skip
+    granted = Lanes(ears).open("tiny", release, USUAL, 0, shared=True)
+    assert (granted.row, granted.busy_watts, granted.idle_watts) == ("local", 5.0, 2.0)
+    orders[0].told(LaneNotes([(0.03, 0.02), (0.05, 0.04)], failures=1, slice_s=(0.02, 0.01)))
+    assert told == []
+    notes.catch_up()
+    assert [(one.release, one.row, one.latency_s, one.device_s) for one in told] == [
+        (release.digest, "local", 0.03, 0.02), (release.digest, "local", 0.05, 0.04),
+    ]  # fmt: skip
+    assert [one.joules for one in told] == pytest.approx([5 * 0.02 + 2 * 0.01, 5 * 0.04 + 2 * 0.01])
+    assert {one.joules_basis for one in told} == {"predicted"} and spent == pytest.approx([3 * 0.02, 3 * 0.04])
+    assert own[0] is None and isinstance(own[1], InferenceFailed) and len(own) == 2
+    assert [one.seconds for one in learnt] == [{"a": 0.02, "b": 0.01}]
+
+
 # What lies where
 
 
@@ -138,11 +173,33 @@ def test_what_is_noted_is_read_once_and_whole() -> None:
     for number in range(3):
         own.answered(0.5 + number, 0.25)
         own.took([0.1, 0.2])
-    assert own.since(0) == [(0.5, 0.25), (1.5, 0.25), (2.5, 0.25)] and own.since(3) == []
+    assert own.between(0, 3) == [(0.5, 0.25), (1.5, 0.25), (2.5, 0.25)] and own.between(3, 3) == []
     assert own.slice_s[0] == 3 and own.slice_s[1][:3] == pytest.approx([0.3, 0.6, 0.0])
     for _ in range(RING + 7):
         own.answered(2.0, 1.0)
-    assert len(own.since(3)) == RING
+    assert len(own.between(3, own.answers)) == RING
+
+
+def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None:
+    """None twice: a worker goes on writing."""
+    bench.open()
+    own = bench.lanes.words
+    assert own is not None
+    told: list[int] = []
+    bench.desk._order = dataclasses.replace(order(), told=lambda notes: told.append(len(notes.answers)))
+    between = lane_words.LaneWords.between
+
+    def meanwhile(self: LaneWords, taken: int, answers: int) -> list[tuple[float, float]]:
+        own.answered(1.0, 1.0)
+        return between(self, taken, answers)
+
+    own.answered(1.0, 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane_words.LaneWords, "between", meanwhile)
+        bench.desk.note()
+    bench.desk.note()
+    bench.desk.note()
+    assert told == [1, 1]
 
 
 def test_words_that_cannot_be_are_not_believed() -> None:
@@ -153,7 +210,7 @@ def test_words_that_cannot_be_are_not_believed() -> None:
     own.answered(1.0, 2.0)
     own.answered(-1.0, -2.0)
     own.answered(1e300, 1.0)
-    assert own.since(own.answers - 4) == []
+    assert own.between(own.answers - 4, own.answers) == []
     for since in (float("nan"), -5.0, 1e300):
         own.begin(since, since)
         busy = own.busy(100.0)
@@ -388,6 +445,18 @@ def test_lanes_are_bounded_and_leave_nothing(bench: Bench) -> None:
     assert bench.desk.count == 0 and descriptors() <= before
 
 
+def test_a_worker_that_does_not_run_as_it_was_opened_has_no_lanes(bench: Bench) -> None:
+    """Its accelerator is gone, say: the agent is to hear of it, by its own requests."""
+    bench.open()
+    own = bench.lanes.words
+    assert own is not None
+    own.note()
+    bench.desk.look()
+    assert bench.desk.count == 0
+    with pytest.raises(Busy):
+        bench.open()
+
+
 def test_a_run_for_a_lane_has_the_limit_that_every_run_has(bench: Bench) -> None:
     """The agent sees since when it runs, and takes it for one run for as long as it is."""
     bench.open()
@@ -473,6 +542,20 @@ def test_where_a_lane_does_not_answer_the_agent_does(
                 answer = client.infer("one", {"x": factor * INPUT}, deadline_s=30)
                 np.testing.assert_array_equal(answer.outputs["y"], 2 * factor * INPUT)
         assert agent.asked[1] == "/v2/edgesplit/lane" and sum(one.endswith("infer") for one in agent.asked) == 4
+    finally:
+        agent.stop()
+
+
+def test_where_neither_answers_there_is_an_error_in_words(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that is silent leaves time to ask the agent; silent too, and the deadline is told."""
+    monkeypatch.setattr(lane_end, "PATIENCE_S", 0.05)
+    agent = GrantingAgent(socket_folder, silent)
+    try:
+        with Client(agent.url) as client:
+            client.infer("one", {"x": INPUT}, deadline_s=30)
+            agent.may_answer.clear()
+            with pytest.raises(DeadlineExceeded):
+                client.infer("one", {"x": INPUT}, deadline_s=0.5)
     finally:
         agent.stop()
 

@@ -75,18 +75,20 @@ class Asked:
         """The event that goes on with it."""
         return select.POLLOUT if self._unsent else select.POLLIN
 
-    def serve(self, run: RunSlices, words: LaneWords) -> None:
-        """As far as it goes without waiting: at most one run. LaneOver."""
+    def serve(self, run: RunSlices, words: LaneWords) -> bool:
+        """As far as it goes without waiting: at most one run. Whether it waits for something else now. LaneOver."""
+        was_sending = bool(self._unsent)
         try:
-            if self._unsent:
+            if was_sending:
                 self._send_rest()
             elif self._has_come():
                 self._serve(run, words)
                 self._expect()
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             raise LaneOver from error
+        return was_sending != bool(self._unsent)
 
     def close(self) -> None:
         """It is over, for its client too; its memory goes with the last view of it."""
@@ -186,45 +188,41 @@ class ChildLanes:
         """Wait until there is something to do, then do one thing for one lane. True where the agent asks."""
         agent_asks = False
         for descriptor, what in self._poll.poll(0 if self._due else None):
-            if descriptor == self._channel:
-                agent_asks = True
-            elif (lane := self._lanes.get(descriptor)) is not None:
-                self._noticed(lane, what)
-            else:
-                self._admit()
+            lane = self._lanes.get(descriptor)
+            if lane is None:
+                if descriptor == self._channel:
+                    agent_asks = True
+                else:
+                    self._admit()
+            elif what & _ENDED:
+                self._drop(lane)
+            elif not lane.due:
+                lane.due = True
+                self._due.append(lane)
         if self._due:
             self._serve(self._due.popleft())
         return agent_asks
 
-    def _noticed(self, lane: Asked, what: int) -> None:
-        if what & _ENDED:
-            self._drop(lane)
-        elif not lane.due:
-            lane.due = True
-            self._due.append(lane)
-
     def _serve(self, lane: Asked) -> None:
-        lane.due = False
-        if lane.sock.fileno() < 0:
+        """Not of one that was dropped meanwhile: its `due` was taken back."""
+        if not lane.due:
             return
+        lane.due = False
         assert self._words is not None
-        before = lane.waits_for
         try:
-            lane.serve(self._run, self._words)
+            if lane.serve(self._run, self._words):
+                self._poll.modify(lane.fileno(), lane.waits_for)
         except LaneOver:
             self._drop(lane)
-            return
-        if lane.waits_for != before:
-            self._poll.modify(lane.fileno(), lane.waits_for)
 
     def _drop(self, lane: Asked) -> None:
-        descriptor = lane.fileno()
-        if self._lanes.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
+        lane.due = False
+        if self._lanes.pop(lane.fileno(), None) is not None:
+            self._poll.unregister(lane.fileno())
         lane.close()
 
     def _admit(self) -> None:
-        """A lane from the agent."""
+        """A lane from the agent; without descriptors where this process has none left."""
         assert self._door is not None
         raw, files, _, _ = socket.recv_fds(self._door, MESSAGE_BYTES, 2)
         if not raw:
@@ -240,7 +238,7 @@ class ChildLanes:
                 self._poll.register(sock.fileno(), select.POLLIN)
                 self._lanes[sock.fileno()] = asked
                 undo.pop_all()
-        except (OSError, ValueError, MemoryError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, IndexError, MemoryError, msgspec.MsgspecError) as error:
             log.warning("no lane: %s", error)
         finally:
             for one in files:

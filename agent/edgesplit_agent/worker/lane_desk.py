@@ -64,7 +64,6 @@ class LaneOrder:
 
 @dataclass(frozen=True)
 class _End:
-    number: int
     sock: socket.socket
     """The worker's end: shut down, it gives the worker nothing more to read."""
     shared_bytes: int
@@ -112,9 +111,22 @@ class LaneDesk:
 
     def open(self, order: LaneOrder, descriptor: int, *, shared: bool) -> None:
         """A lane over this socket, which stays the caller's to close. Busy; UsageError where it is no such socket."""
-        with _stream(descriptor) as sock, self._lock:
+        sock = _stream(descriptor)
+        try:
+            self._open(order, sock, shared=shared)
+        except OSError as error:
+            sock.close()
+            raise Busy(f"no lane can be had now: {error.strerror or error}") from error
+        except BaseException:
+            sock.close()
+            raise
+
+    def _open(self, order: LaneOrder, sock: socket.socket, *, shared: bool) -> None:
+        with self._lock:
             if self._closed:
                 raise Busy("the model's worker has ended")
+            if self._words.noted:
+                raise Busy("the model's worker does not run as it was opened")
             self._tidy()
             place = next((one for one in range(MOST_LANES) if one not in self._ends), None)
             if place is None:
@@ -124,12 +136,9 @@ class LaneDesk:
             lane = Lane(
                 number, place, order.order, order.inputs, order.outputs, order.answers_at, order.bytes, shared
             )  # fmt: skip
-            try:
-                self._introduce(lane, sock)
-            except OSError as error:
-                raise Busy(f"no lane can be had now: {error.strerror or error}") from error
+            self._introduce(lane, sock)
             self._words.open(place, number)
-            self._ends[place] = _End(number, sock.dup(), order.bytes if shared else 0)
+            self._ends[place] = _End(sock, order.bytes if shared else 0)
 
     def end(self) -> None:
         """No request that has not begun is answered by any lane that there is now; the clients ask the agent."""
@@ -140,6 +149,7 @@ class LaneDesk:
                     end.sock.shutdown(socket.SHUT_RD)
                 end.sock.close()
             self._ends.clear()
+            self.note()
 
     def close(self) -> None:
         """The worker has ended: what it left is told, and everything given up."""
@@ -173,9 +183,10 @@ class LaneDesk:
             words, order = self._words, self._order
             if order is None or (words.answers == self._taken and words.failures == self._failures):
                 return
-            answered, answers = words.answers, words.since(self._taken)
-            failures = min(max(0, words.failures - self._failures), lane_words.RING)
-            self._taken, self._failures = answered, words.failures
+            answered, failed = words.answers, words.failures  # more may come while they are read
+            answers = words.between(self._taken, answered)
+            failures = min(max(0, failed - self._failures), lane_words.RING)
+            self._taken, self._failures = answered, failed
             slice_s = self._slices_since(len(order.order))
             if answers:
                 mean_s = sum(run_s for _, run_s in answers) / len(answers)

@@ -134,10 +134,9 @@ class LaneWords:
         """Runs, and what each place in their order took in all of them."""
         return self._counts[_RUNS], list(self._seconds[_SLICES : _SLICES + MOST_SLICES])
 
-    def since(self, taken: int) -> list[tuple[float, float]]:
-        """Latency and run of each answer after the first `taken`; of more than fit, the newest. Times that cannot be
-        are left out."""
-        answers = self.answers
+    def between(self, taken: int, answers: int) -> list[tuple[float, float]]:
+        """Latency and run of each answer after the first `taken` of so many; of more than fit, the newest. Times that
+        cannot be are left out."""
         first = max(taken, answers - RING)
         found = [
             (self._seconds[at], self._seconds[at + 1])
