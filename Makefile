@@ -10,6 +10,8 @@ DASHBOARD := $(shell find cloud_controller/dashboard -name node_modules -prune -
 demo: $(VENV)/.demo $(ASSETS)
 	$(BIN)/edgectl demo $(DEMO)
 
+# Tests run side by side: a thread of matrices for each worker, or they wait for each other.
+test: export OPENBLAS_NUM_THREADS ?= 1
 test: $(VENV)/.dev $(ASSETS)
 	@tools/dashboard test || [ $$? = 3 ]
 	$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile $(TEST)
@@ -44,7 +46,7 @@ bench: $(VENV)/.dev
 soak: export EDGESPLIT_SEED ?= $(shell date +%s)
 soak: $(VENV)/.dev
 	EDGESPLIT_INSTANCES=$(or $(INSTANCES),10000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 3600 tests/unit/test_planner_*brute_force.py tests/unit/test_planner_tiers.py
-	EDGESPLIT_POWER_CUTS=$(or $(CUTS),20000) EDGESPLIT_AGENT_KILLS=120 EDGESPLIT_WORKER_KILLS=500 EDGESPLIT_OFFLOAD_KILLS=200 EDGESPLIT_OFFLOAD_CUTS=5000 EDGESPLIT_ACTIVATION_EXAMPLES=1000 EDGESPLIT_ROLLOUT_KILLS=1000 EDGESPLIT_ROLLOUT_EXAMPLES=200 $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile --timeout 7200 tests/faults/test_power_cuts.py tests/faults/test_agent_kills.py tests/faults/test_activation_machine.py tests/faults/test_worker_faults.py tests/faults/test_offload_server_faults.py tests/faults/test_rollout_faults.py tests/unit/test_rollout_machine.py
+	EDGESPLIT_POWER_CUTS=$(or $(CUTS),20000) EDGESPLIT_DISK_FAULTS=1 EDGESPLIT_AGENT_KILLS=120 EDGESPLIT_WORKER_KILLS=500 EDGESPLIT_OFFLOAD_KILLS=200 EDGESPLIT_OFFLOAD_CUTS=5000 EDGESPLIT_ACTIVATION_EXAMPLES=1000 EDGESPLIT_ROLLOUT_KILLS=1000 EDGESPLIT_ROLLOUT_EXAMPLES=200 $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile --timeout 7200 tests/faults/test_power_cuts.py tests/faults/test_disk_faults.py tests/faults/test_agent_kills.py tests/faults/test_activation_machine.py tests/faults/test_worker_faults.py tests/faults/test_offload_server_faults.py tests/faults/test_rollout_faults.py tests/unit/test_rollout_machine.py
 	EDGESPLIT_PROCESS_KILLS=$(or $(PROCESS_KILLS),40) $(BIN)/python -m pytest --timeout 7200 tests/faults/test_several_processes.py
 	EDGESPLIT_FUZZ=$(or $(EXAMPLES),5000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist load --timeout 7200 tests/faults/test_fuzz_*.py tests/faults/test_forged_halves.py
 	EDGESPLIT_OPENAPI_EXAMPLES=$(or $(EXAMPLES),200) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 7200 tests/conformance/test_openapi.py

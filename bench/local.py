@@ -1,8 +1,9 @@
 """What the local endpoint adds: a real agent beside bare `session.run` in the application's own process.
 
 One model of a few milliseconds with a 600 KB input, the same threads on both sides, calls of all ways taken in turn:
-bare, `Client` with shared memory, over the Unix socket with plain bodies, over HTTP, and `AsyncClient`. The agent is
-the real process, behind a real controller, with the model deployed to run on the device alone; nothing is emulated.
+bare, `Client` with shared memory and over the Unix socket with plain bodies, both by lanes and without, over HTTP, and
+`AsyncClient`. The agent is the real process, behind a real controller, with the model deployed to run on the device
+alone; nothing is emulated.
 """
 
 from __future__ import annotations
@@ -164,6 +165,8 @@ def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> 
     session, loop = bare(model, threads), asyncio.new_event_loop()
     through_memory, through_http = Client(f"unix://{socket}"), Client(url)
     through_socket = Client(f"unix://{socket}", shared_memory=False)
+    no_lane = Client(f"unix://{socket}", lane=False)
+    no_lane_socket = Client(f"unix://{socket}", shared_memory=False, lane=False)
     asynchronous = AsyncClient(f"unix://{socket}")
 
     def told(answer: Answer) -> tuple[Image, float]:
@@ -184,6 +187,8 @@ def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> 
         "bare": run_here,
         "shared memory": asked(through_memory),
         "unix socket": asked(through_socket),
+        "shared memory, no lane": asked(no_lane),
+        "unix socket, no lane": asked(no_lane_socket),
         "http": asked(through_http),
         "async, shared memory": asked_async,
     }
@@ -193,7 +198,7 @@ def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> 
     try:
         return in_turn(ways, rounds)
     finally:
-        for client in (through_memory, through_socket, through_http):
+        for client in (through_memory, through_socket, no_lane, no_lane_socket, through_http):
             client.close()
         loop.run_until_complete(asynchronous.close())
         loop.close()

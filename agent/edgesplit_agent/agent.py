@@ -149,6 +149,8 @@ class AgentSettings:
     """Whether engines may fuse further than slices were cut, where that was measured to be faster."""
     providers: tuple[str, ...] | None = None
     """Accelerators to try first, in order; None: what the plan names for this class of device."""
+    lanes: bool = True
+    """Applications may ask a model's worker past the agent, where there is nothing to decide for each request."""
     hedge: Hedge = "auto"
     hedge_budget: float | None = None
     """See `hedging`."""
@@ -189,8 +191,8 @@ class Agent:
             identity.device_class, self._remote, observe=self._observe, own_part=self._own_part,
             outcome=self._outcome, tracer=self._tracer,
             power=self._power,
-            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget),
-            remote_of=self._foreign.of,
+            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget, lanes=settings.lanes),
+            remote_of=self._foreign.of, settled=self._is_settled,
         )  # fmt: skip
         self._scraped = metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
@@ -389,6 +391,7 @@ class Agent:
             "counters": self._windows.total.get(model, {}),
             "worker": release.host.status(),
             "trouble": release.trouble,
+            "no_lanes": self._engine.why_no_lane(model),
             "phases": self._metrics.split(release.manifest.model),
         }
 
@@ -396,6 +399,9 @@ class Agent:
         """What to tell an operator who asked for what this plan cannot be judged by."""
         asked = self._settings.power.watts is not None or self._power.stance.mode != "performance"
         return NO_POWER if asked and plan.power is None else ""
+
+    def _is_settled(self, model: str) -> bool:
+        return model not in self._updater.snapshot[1].trials
 
     def _own_part(self, release: str, error: Exception | None) -> None:
         self._updater.ran(release, error)

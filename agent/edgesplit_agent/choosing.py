@@ -137,7 +137,7 @@ def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held
 
 def odds_of(row: Row, seen: Situation, now: Conditions) -> Odds:
     """When the whole request would be answered by a row that leaves the device."""
-    fixed_s = (row.device_s + row.encode_s) * now.device_slowdown + now.link.rtt_s + row.beyond_s
+    fixed_s = (row.device_s + row.encode_s) * now.device_slowdown + now.link.rtt_s + plans.beyond_s(row, now)
     fixed_s += row.down_bytes / now.link.down_bytes_per_s + (row.decode_s + row.remote_s) * now.server_load
     return seen.meter.odds(row.up_bytes, fixed_s, seen.now)
 

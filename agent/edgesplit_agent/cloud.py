@@ -14,7 +14,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from edgesplit.breaker import Breaker
-from edgesplit.plan import Conditions, Link
+from edgesplit.plan import Conditions, Link, Row
 from edgesplit.remote import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure
 from edgesplit_agent.choosing import Choice, Situation
 from edgesplit_agent.link_meter import LinkMeter, probe_due
@@ -110,7 +110,9 @@ class Cloud:
             breaker = self._breaker
             out = sum(since == breaker.since for since in self._leaves.values())
             there = self._remote is not None and breaker.has_room(out)
-            choice = choose(Situation(self._meter or LinkMeter.of(WAKE_UP), monotonic(), there))
+            now = monotonic()
+            self._meter = self._meter.forgetting(now) if self._meter is not None else None
+            choice = choose(Situation(self._meter or LinkMeter.of(WAKE_UP), now, there))
             if choice is not None and not choice.row.is_local:
                 self._leaves[threading.get_ident()] = breaker.since
             return choice
@@ -173,6 +175,15 @@ class Cloud:
             if self._answered_at >= sent_at:
                 return
         self._learn(0, RemoteFailure("timeout", f"nothing answered for {waited_s:.2f} s", waited_s), sent_at, dead=True)
+
+    def went_further(self, row: Row, outcome: Outcome) -> None:
+        """What a gateway told of the link beyond it, in its answer to a request by this row."""
+        if not isinstance(outcome, RemoteAnswer) or not outcome.hop_s:
+            return
+        with self._lock:
+            if self._meter is not None:
+                link_s, answered = outcome.hop_s - outcome.hop_server_s, not outcome.hop_cause
+                self._meter = self._meter.went_further(row, link_s, monotonic(), answered=answered)
 
     def computed(self, measured_s: float, predicted_s: float) -> None:
         """How fast this device is beside its plan."""

@@ -8,6 +8,7 @@ shared memory.
 from __future__ import annotations
 
 import http.client
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,10 +16,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from edgesplit import oip
 from edgesplit.bodies import CODINGS, COMPRESSED_FROM, UnknownCoding, accepted, decoded, encoded
-from edgesplit.errors import LinkError, NotFound
+from edgesplit.errors import LinkError, MalformedMessage, NotFound, UsageError
 from edgesplit.http1 import Request, Response, error_response, json_response
+from edgesplit.lane_terms import LANE_PATH, LaneWish
 from edgesplit.later import later
 from edgesplit.model_statistics import ModelStatistics
 from edgesplit.regions import Regions
@@ -76,6 +80,7 @@ class Endpoint:
         self._regions = Regions()
         self._triton_calls = TritonCalls(self._regions)
         self._statistics = ModelStatistics()
+        engine.watch_lanes(lambda model, release, told: self._succeeded(model, release, told.latency_s, told))
 
     def __call__(self, request: Request) -> Response:
         """Answer one request; EdgeErrors become what the server makes of them."""
@@ -125,6 +130,8 @@ class Endpoint:
         if request.path == "/v2/repository/index":
             index = [{"name": name, "version": one.version, "state": "READY"} for name, one in sorted(serving.items())]
             return json_response(200, index)
+        if request.path == LANE_PATH:
+            return self._lane(request)
         if self._metrics is not None and is_scrape(request):
             return self._metrics()
         if request.path == ALL_STATS_PATH:
@@ -132,6 +139,22 @@ class Endpoint:
             told = [self._statistics.described(name, one.version) for name, one in sorted(serving.items())]
             return json_response(200, {"model_stats": told})
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
+
+    def _lane(self, request: Request) -> Response:
+        """An application's way past this endpoint, over the socket whose other end it keeps."""
+        if request.method != "POST":
+            return error_response(405, f"{request.method} is not for {LANE_PATH}", {"allow": "POST"})
+        channel = request.channel
+        descriptor = channel.only_descriptor() if channel is not None and channel.is_local_socket else None
+        if descriptor is None:
+            raise UsageError("pass one end of a socket pair with this request, over the Unix socket")
+        try:
+            wish = msgspec.json.decode(request.body, type=LaneWish)
+            return json_response(200, self._engine.open_lane(wish.model, descriptor, shared=wish.shared))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedMessage(f"{LANE_PATH}: {error}") from error
+        finally:
+            os.close(descriptor)
 
     def _release(self, model: str, version: str | None) -> ActiveRelease:
         release = self._engine.serving.get(model)

@@ -20,9 +20,11 @@ import msgspec
 
 from edgesplit import oip, plan
 from edgesplit.breaker import Breaker
-from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
+from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
+from edgesplit.lane_terms import Grant
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.remote import Remote
+from edgesplit.report import Report
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.seen import trace
 from edgesplit.seen.spans import OFF, Tracer
@@ -37,6 +39,7 @@ from edgesplit_agent.device import Device, Live, OwnPart
 from edgesplit_agent.energy import spent_j
 from edgesplit_agent.finishing import Finishing, finished
 from edgesplit_agent.hedging import Ledger, cost_of, race_costs, sending_costs
+from edgesplit_agent.lanes import Circumstances, Ears, Lanes, Settled, why_not
 from edgesplit_agent.once import Once, key_of
 from edgesplit_agent.patience import MARGIN_S, tail_s
 from edgesplit_agent.power_watch import PowerWatch
@@ -65,6 +68,8 @@ class Settings:
     idle_probe_s: float = IDLE_PROBE_S
     margin_s: float = MARGIN_S
     hedge: Hedge = "auto"
+    lanes: bool = True
+    """Applications may ask a model's worker themselves, where there is nothing to decide for each request."""
     hedge_budget: float | None = None
     """Early hedges may cost this part of what answering everything alone would cost; None: what the stance allows."""
 
@@ -73,6 +78,8 @@ Observer = Callable[[str, "Answer | Exception"], None]
 """Told of each finished request, by model. A request that was given a stale answer failed, for an observer."""
 OutcomeOf = Callable[[str, str, "Answer | Exception"], None]
 """The same with the release that the request began with: model, release, result."""
+LaneWatcher = Callable[[str, ActiveRelease, Report], None]
+"""Told of each answer that a lane gave: by model and release."""
 RemoteOf = Callable[[ActiveRelease], "Remote | None"]
 """The offload server of a release; None: the device's own."""
 
@@ -92,8 +99,11 @@ class Engine:
         remote_of: RemoteOf | None = None,
         tracer: Tracer = OFF,
         power: PowerWatch | None = None,
+        settled: Settled = lambda model: True,
     ) -> None:
+        """`settled`: whether nothing is on trial for a model."""
         self._tracer = tracer
+        self._settled = settled
         self._settings = settings or Settings()
         self._observer = observe or (lambda model, result: None)
         self._outcome = outcome or (lambda model, release, result: None)
@@ -118,12 +128,15 @@ class Engine:
             asking=self._asking, ledger=self._ledger, hedge=self._settings.hedge, margin_s=margin_s,
         )  # fmt: skip
         self._afterwards = Afterwards()
-        self.catch_up = self._afterwards.catch_up
-        """Returns when all that was answered is noted: for whoever reads what observers know."""
         self.later = self._afterwards.later
         """What of a request is noted when its answer is on its way."""
         self._once: Once[Answer] = Once(size_of=lambda answer: sum(one.nbytes for one in answer.outputs.values()))
         self._last_good = LastGood()
+        own, energy = own_part or (lambda release, error: None), self._power.ledger
+        self._lanes = Lanes(
+            Ears(self._learnt_by_lane, self._told_by_lane, self._chooser.spent, energy, own, self._afterwards)
+        )
+        self._lane_watchers: tuple[LaneWatcher, ...] = ()
 
     # What owners call
 
@@ -137,7 +150,8 @@ class Engine:
 
     def stop(self) -> None:
         """Close the offload connections; what waits on them finishes alone."""
-        with self._lock:
+        with self._lanes.changing, self._lock:
+            self._lanes.end(self._serving)
             self._stopped = True
             clouds = self._clouds()
         for cloud in clouds:
@@ -148,7 +162,8 @@ class Engine:
     def serve(self, model: str, release: ActiveRelease) -> None:
         """Answer `model` by this release from now on; requests that run finish with theirs."""
         remote = self._remote_of(release)
-        with self._lock:
+        with self._lanes.changing, self._lock:
+            self._lanes.end(self._serving)  # before: what begins from now on is the new one's
             before = self._serving.get(model)
             self._serving = {**self._serving, model: release}
             cloud = self._cloud_at(remote)
@@ -161,7 +176,8 @@ class Engine:
 
     def drop(self, model: str) -> None:
         """Answer `model` no more."""
-        with self._lock:
+        with self._lanes.changing, self._lock:
+            self._lanes.end(self._serving)
             before = self._serving.get(model)
             self._serving = {name: release for name, release in self._serving.items() if name != model}
             self._cloud_of = {one: cloud for one, cloud in self._cloud_of.items() if one in self._serving.values()}
@@ -175,6 +191,45 @@ class Engine:
         self._chooser.forget(model)
         self._last_good.forget(model)
         self._ledger.forget(model)
+
+    def open_lane(self, model: str, descriptor: int, *, shared: bool) -> Grant:
+        """A lane to that model for whoever has the other end of this socket. NotFound; UsageError; Busy where there is
+        none now, and why."""
+        release, _ = self._leased(model)
+        try:
+            with self._lanes.changing:
+                if self._serving.get(model) is not release or self._stopped:
+                    raise Busy("no lane: another release takes its place")
+                grant = self._lanes.open(model, release, self._circumstances(model), descriptor, shared=shared)
+            self._lanes.note(self.conditions.device_slowdown)
+            return grant
+        finally:
+            release.give_back()
+
+    def why_no_lane(self, model: str) -> str:
+        """What there is to decide for each request for that model; empty where applications may have lanes."""
+        release = self._serving.get(model)
+        return why_not(release, self._circumstances(model)) if release is not None else "it does not run here"
+
+    def _circumstances(self, model: str) -> Circumstances:
+        return Circumstances(
+            allowed=self._settings.lanes,
+            models=len(self._serving),
+            row_in_use=self._chooser.row_of(model),
+            traced=self._tracer is not OFF,
+            watts=self._power.stance.watts,
+            settled=self._settled(model),
+        )
+
+    def watch_lanes(self, watcher: LaneWatcher) -> None:
+        """Have it told of each answer that a lane gave."""
+        self._lane_watchers = (*self._lane_watchers, watcher)
+
+    def catch_up(self) -> None:
+        """Returns when all that was answered is noted: for whoever reads what observers know."""
+        if self._lanes.were_granted:
+            self._lanes.note(self.conditions.device_slowdown)
+        self._afterwards.catch_up()
 
     @property
     def serving(self) -> Mapping[str, ActiveRelease]:
@@ -439,6 +494,16 @@ class Engine:
         for cloud in self._clouds():
             cloud.computed(measured / slowdown, predicted)
 
+    def _learnt_by_lane(self, release: ActiveRelease, timing: Timing) -> None:
+        self._learn(release, timing, self._power.slowdown)
+
+    def _told_by_lane(self, model: str, release: ActiveRelease, report: Report) -> None:
+        answer = Answer({}, report)
+        self._observer(model, answer)
+        self._outcome(model, release.digest, answer)
+        for watcher in self._lane_watchers:
+            watcher(model, release, report)
+
     # Clouds
 
     def _clouds(self) -> tuple[Cloud, ...]:
@@ -487,7 +552,7 @@ def _without_the_device(plan_: Plan, seen: Situation) -> Choice | None:
 def _expected(choice: Choice, plan_: Plan, now: Conditions, cause: str) -> Expected:
     row = choice.row
     sending = race_costs(row, now, plan_) if choice.alone else None
-    remote_s = plan.link_s(row, now.link) + row.beyond_s + (row.decode_s + row.remote_s) * now.server_load
+    remote_s = plan.link_s(row, now.link) + plan.beyond_s(row, now) + (row.decode_s + row.remote_s) * now.server_load
     return Expected(row, plan.latency_s(row, now), remote_s, cause, sending, choice.early_s)
 
 

@@ -13,7 +13,7 @@ import math
 import msgspec
 from msgspec.structs import replace
 
-from edgesplit.plan import Conditions, Link
+from edgesplit.plan import Conditions, Link, Row, further_link
 from edgesplit.settled import settle
 from edgesplit_agent.odds import Odds
 
@@ -35,6 +35,8 @@ FADE = 2.0
 """An exchange that takes more than so many times what was expected of it, round trip and all, met a fade."""
 DRIFT = 0.3
 """How much wider, per root of a second, the belief becomes while nothing is heard of the link."""
+FURTHER_S = 60.0
+"""So long what a gateway told of the link beyond it is believed."""
 WIDEST = 1.5
 """A belief is never wider than this: a factor of 4.5 either way."""
 
@@ -55,6 +57,10 @@ class LinkMeter(msgspec.Struct, frozen=True):
     heard_at: float = -math.inf
     """Of the monotonic clock: when a transfer last told something of the rate. Before: the plan's link is
     believed."""
+    further: LinkMeter | None = None
+    """Of the link beyond, by what a gateway tells of it; None: nothing was told of late."""
+    further_at: float = -math.inf
+    """When that was."""
 
     @classmethod
     def of(cls, link: Link) -> LinkMeter:
@@ -71,8 +77,9 @@ class LinkMeter(msgspec.Struct, frozen=True):
     def conditions(self, remote_ok: bool) -> Conditions:
         """What a plan chooses by."""
         return Conditions(
-            link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown, remote_ok=remote_ok
-        )
+            link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown, remote_ok=remote_ok,
+            further=self.further.link if self.further is not None else None,
+        )  # fmt: skip
 
     def odds(self, up_bytes: int, rest_s: float, now: float) -> Odds:
         """When an answer will be here for which `up_bytes` must go up, and whose other parts take `rest_s`."""
@@ -119,6 +126,25 @@ class LinkMeter(msgspec.Struct, frozen=True):
             transfers=self.transfers + 1,
             heard_at=now if now is not None and told > 0.5 else self.heard_at,
         )
+
+    def went_further(self, row: Row, seconds: float, now: float, *, answered: bool) -> LinkMeter:
+        """After a gateway waited `seconds` for the tier beyond it, that tier's own time taken off."""
+        planned = further_link(row)
+        if planned is None:
+            return self
+        hop, before = row.hops[0], self.further or LinkMeter.of(planned)
+        moving_s = hop.up_bytes * before.up_s_per_byte + hop.down_bytes * before.down_s_per_byte
+        if not answered:
+            after = before.gave_up(hop.up_bytes, seconds, now)
+        elif moving_s < before.rtt_s:  # so few bytes tell of the round trip, and nothing of the rate
+            after = before.round_trip(seconds - moving_s)
+        else:
+            after = before.transferred(hop.up_bytes, hop.down_bytes, seconds, now)
+        return replace(self, further=after, further_at=now)
+
+    def forgetting(self, now: float) -> LinkMeter:
+        """Without what was told of the link beyond too long ago. Nothing probes it: as planned, it is tried again."""
+        return self if self.further is None or now - self.further_at < FURTHER_S else replace(self, further=None)
 
     def loaded(self, factor: float) -> LinkMeter:
         """After an answer that told how loaded the server is (1 is idle)."""

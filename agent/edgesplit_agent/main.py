@@ -233,6 +233,10 @@ def _models(run: argparse.ArgumentParser) -> None:
         help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
     )
     run.add_argument(
+        "--no-lanes", dest="lanes", action="store_false",
+        help="every request goes through the agent, also where there is nothing for it to decide",
+    )  # fmt: skip
+    run.add_argument(
         "--mode",
         choices=get_args(Optimise),
         default="fast",
@@ -441,7 +445,7 @@ def _run(options: argparse.Namespace) -> int:
                 hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_trace(options),
-                isolate=options.worker == "process", worker_memory_bytes=options.worker_memory,
+                isolate=options.worker == "process", lanes=options.lanes, worker_memory_bytes=options.worker_memory,
                 providers=options.providers, optimise=options.mode,
                 gateway=options.gateway,
             ), folder, identity, own_version, stop, manager)  # fmt: skip

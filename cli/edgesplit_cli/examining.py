@@ -15,12 +15,12 @@ from edgesplit_cli import credentials
 from edgesplit_cli.api import Api
 from edgesplit_cli.credentials import Credentials
 from edgesplit_cli.settings import chosen_credentials
-from edgesplit_cli.show import size
 
-LITTLE_DISK_BYTES = 2 << 30
-NO_DISK_BYTES = 200 << 20
-SLOW_DATABASE_S = 1.0
 SOON_S = 14 * 86_400.0
+PLACES = {"broker": "broker", "offload": "offload server"}
+"""What devices are told the address of, and the part of the controller that it is."""
+OF_DEVICES = frozenset({"gateway", "way to the cloud"})
+"""Parts that are not the controller's own: it works without them."""
 
 
 def examine(data: Path, now: float | None = None) -> Iterator[Finding]:
@@ -41,6 +41,7 @@ def examine(data: Path, now: float | None = None) -> Iterator[Finding]:
     try:
         you = api.get("/v1/session")
         own = api.get("/v1/condition")
+        parts = api.get("/v1/parts")
         keys = api.get("/v1/keys")
         fleet = api.get("/v1/fleet")
     except EdgeError as error:
@@ -48,9 +49,8 @@ def examine(data: Path, now: float | None = None) -> Iterator[Finding]:
         return
     yield good("access", f"{you['operator']} ({you['role']})")
     yield _version(own["version"])
-    yield from _places(own, held, now)
-    yield _database(own["database"])
-    yield from _disk(own["disk"])
+    yield from _places(own["addresses"], {one["name"]: one for one in parts}, held, now)
+    yield from (_part(one) for one in parts if one["name"] not in PLACES.values())
     yield from _keys(keys)
     counted = ", ".join(f"{number} {state}" for state, number in fleet["devices"].items() if number) or "none yet"
     yield good("devices", counted)
@@ -70,36 +70,26 @@ def _version(theirs: str) -> Finding:
     return good("version", theirs)
 
 
-def _places(own: Mapping[str, Any], held: Credentials, now: float) -> Iterator[Finding]:
-    """Broker and offload server: as the controller sees them, and as whoever stands here does."""
-    addresses = own["addresses"]
-    if own["broker_connected"] is False:
-        yield bad("broker", "the controller has no session with it", "its log says why; with --broker: is it running?")
-    elif broker := addresses.get("broker"):
-        yield from reach("broker", f"mqtts://{broker}", None, now, ca_pem=held.ca_pem, enters=False)
-    if offload := addresses.get("offload"):
-        yield from reach("offload", offload, None, now, ca_pem=held.ca_pem, enters=False)
+def _places(
+    addresses: Mapping[str, str], parts: Mapping[str, Mapping[str, Any]], held: Credentials, now: float
+) -> Iterator[Finding]:
+    """Broker and offload server: as the controller sees them, and where it is content, as whoever stands here does."""
+    for name, part in PLACES.items():
+        seen, address = parts.get(part), addresses.get(name)
+        if seen is not None and seen["state"] != "good":
+            yield _part(seen)
+        elif address:
+            url = f"mqtts://{address}" if name == "broker" else address
+            yield from reach(name, url, None, now, ca_pem=held.ca_pem, enters=False)
 
 
-def _database(told: Mapping[str, Any]) -> Finding:
-    said = f"{told['kind']} in {1000 * float(told['seconds']):.0f} ms"
-    if told["problem"]:
-        return bad("database", f"{told['kind']}: {told['problem']}", "is its server running, is its disk full?")
-    if told["seconds"] > SLOW_DATABASE_S:
-        return warning("database", said, "is its disk or its server overloaded?")
-    return good("database", said)
-
-
-def _disk(told: Mapping[str, int] | None) -> Iterator[Finding]:
-    if told is None:
-        return
-    said = f"{size(told['free_bytes'])} of {size(told['bytes'])} free for the controller's data"
-    if told["free_bytes"] < NO_DISK_BYTES:
-        yield bad("disk", said, "free some at once: nothing can be released, and devices' words are lost")
-    elif told["free_bytes"] < LITTLE_DISK_BYTES:
-        yield warning("disk", said, "free some, or move its data folder to a larger disk (edgectl backup, restore)")
-    else:
-        yield good("disk", said)
+def _part(told: Mapping[str, Any]) -> Finding:
+    """What the controller says of a part of itself, or of what devices depend on."""
+    name = f"{told['name']} {told['subject']}".strip()
+    if told["state"] == "good":
+        return good(name, told["text"])
+    found = warning if told["state"] == "unknown" or told["name"] in OF_DEVICES else bad
+    return found(name, told["text"], told["do"])
 
 
 def _keys(told: Mapping[str, Any]) -> Iterator[Finding]:

@@ -14,41 +14,26 @@ import click
 
 from edgesplit import __version__
 from edgesplit.errors import EdgeError, InfeasibleLimits
-from edgesplit_cli.commands import (
-    adopt,
-    agents,
-    audit,
-    backups,
-    bundle,
-    calibrate,
-    check,
-    dashboard,
-    deploy,
-    devices,
-    doctor,
-    export,
-    flash,
-    fleet,
-    infer,
-    keys,
-    kit,
-    login,
-    models,
-    offload,
-    operators,
-    plan,
-    profiles,
-    replan,
-    rollout,
-    run_demo,
-    sim,
-    up,
-)
 from edgesplit_cli.commands.limits import LIMIT, in_flags
+from edgesplit_cli.late_commands import LateCommands
 from edgesplit_cli.settings import CREDENTIALS_VARIABLE, DATA_VARIABLE, default_data_folder
 
+COMMANDS = {
+    "up": "up", "demo": "run_demo", "sim": "sim", "model": "models", "profile": "models", "profiles": "profiles",
+    "calibrate": "calibrate", "check": "check", "plan": "plan", "deploy": "deploy", "deployments": "deploy",
+    "rollout": "rollout", "device": "devices", "agent": "agents", "keys": "keys", "operator": "operators",
+    "login": "login", "logout": "login", "whoami": "login", "dashboard": "dashboard", "audit": "audit",
+    "infer": "infer", "kit": "kit", "offload": "offload", "export": "export", "backup": "backups",
+    "restore": "backups", "flash": "flash", "fleet": "fleet", "adopt": "adopt", "bundle": "bundle",
+    "doctor": "doctor",
+}  # fmt: skip
+"""Each command's module of `edgesplit_cli.commands`."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+@click.group(
+    commands=LateCommands(COMMANDS),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="edgectl")
 @click.option(
     "--data",
@@ -68,47 +53,6 @@ from edgesplit_cli.settings import CREDENTIALS_VARIABLE, DATA_VARIABLE, default_
 def cli(context: click.Context, data: Path | None, credentials: Path | None) -> None:
     """Split neural networks between devices, edge and cloud; sign, deliver and watch them."""
     context.obj = data or default_data_folder()
-
-
-for command in (
-    up.up,
-    run_demo.demo,
-    sim.sim,
-    models.model,
-    models.profile,
-    profiles.profiles,
-    calibrate.calibrate,
-    check.check,
-    plan.plan,
-    deploy.deploy,
-    deploy.deployments,
-    rollout.rollout,
-    devices.device,
-    agents.agent,
-    keys.keys,
-    operators.operator,
-    login.login,
-    login.logout,
-    login.whoami,
-    dashboard.dashboard,
-    audit.audit,
-    infer.infer,
-    kit.kit,
-    offload.offload,
-    export.export,
-    backups.backup,
-    backups.restore,
-    flash.flash,
-    fleet.fleet,
-    adopt.adopt,
-    bundle.bundle,
-    doctor.doctor,
-):
-    cli.add_command(command)
-for command in (replan.drift, replan.replan_policy):
-    models.model.add_command(command)
-for command in (replan.proposals, replan.accept, replan.dismiss):
-    rollout.rollout.add_command(command)
 
 
 def main() -> None:

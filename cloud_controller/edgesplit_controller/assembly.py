@@ -32,6 +32,7 @@ from edgesplit_controller.gateways import Gateways
 from edgesplit_controller.leases import Lease
 from edgesplit_controller.listing import Listing
 from edgesplit_controller.offline import Offline
+from edgesplit_controller.offload_server import OFFLOAD, REVOKED
 from edgesplit_controller.parts.overview import Parts
 from edgesplit_controller.planning import Planning
 from edgesplit_controller.registry import Registry
@@ -45,9 +46,6 @@ from edgesplit_controller.rotation import Rotation
 from edgesplit_controller.settings import Settings
 from edgesplit_controller.signing import Signing
 from edgesplit_controller.stating import Stating
-
-OFFLOAD = "offload"
-REVOKED = "revoked.pem"
 
 
 @dataclass(frozen=True, slots=True)

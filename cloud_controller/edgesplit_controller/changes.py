@@ -27,6 +27,7 @@ KINDS: tuple[tuple[str, Kind], ...] = (
     ("device.", "device"),
     ("gateway.", "device"),
     ("model.", "model"),
+    ("agent.", "model"),
     ("release.", "model"),
     ("replan.", "model"),
     ("deployment.", "rollout"),

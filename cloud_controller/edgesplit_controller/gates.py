@@ -128,7 +128,7 @@ def judge(gates: Gates, evidence: Evidence) -> Verdict:
         return Verdict("fail", "its golden inputs give other answers than they must", GOLDEN)
     over = next((gate for gate in gates.gates if _is_over(gate, gates, evidence)), None)
     if over is not None:
-        return Verdict("fail", f"{over.text}: it is {told(over.subject, _surely(over, gates, evidence))}", over.text)
+        return Verdict("fail", f"{over.text}: it is {told(over, _surely(over, gates, evidence))}", over.text)
     unknown = tuple(gate.text for gate in gates.gates if _value(gate.subject, evidence) is None)
     enough = _asked(evidence) >= gates.requests or not _needs_requests(gates)
     if (evidence.since_s or 0.0) >= gates.seconds or (enough and not unknown):
@@ -138,15 +138,17 @@ def judge(gates: Gates, evidence: Evidence) -> Verdict:
     return Verdict("wait", f"{missing}, {left_s:.0f} s left")
 
 
-def told(subject: Subject, value: float | None) -> str:
-    """A measured value for people."""
+def told(gate: Gate, value: float | None) -> str:
+    """A measured value for people, in the unit that the gate was asked in."""
     if value is None:
         return "unknown"
-    if subject in ("errors", "fallbacks", "drift"):
-        return f"{value * 100:.3g} %"
-    if subject == "p95":
-        return f"{value * 1000:.4g} ms"
-    return f"{value / 1e6:.4g} MB" if subject == "memory" else f"{value:.4g} {'°C' if subject == 'celsius' else 'J'}"
+    asked = re.search(r"[a-z%]*$", gate.text, re.IGNORECASE)
+    unit = asked[0] if asked else ""
+    figure = value / UNITS[gate.subject].get(unit.lower(), 1.0)
+    if unit == "%":
+        return f"{figure:.3g} %"
+    shown = f"{figure:.4g}" if figure < 10_000 else f"{figure:.0f}"
+    return f"{shown} {'°C' if gate.subject == 'celsius' else unit or 'J'}"
 
 
 def _asked(evidence: Evidence) -> int:

@@ -1,6 +1,6 @@
 """Golden inputs: what the whole model answers, so that a device can tell whether what it put together answers the same.
 
-The model runs in a child process (`python -m edgesplit_controller.golden FOLDER`), not optimised further, on one
+The model runs in a child process (`golden_run`), not optimised further, on one
 thread: as exact slices run it. A child that crashes is the model's refusal, not our end. Bodies too large for a
 chunk are left out; a release without golden inputs is still a release.
 """
@@ -22,16 +22,16 @@ from edgesplit import oip
 from edgesplit.errors import ModelRefused
 from edgesplit.inputs import FRAME, prepare
 from edgesplit.limits import LIMITS
-from edgesplit.release import Slice, TensorSpec
+from edgesplit.release import TensorSpec
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit_controller.golden_run import INPUTS, OUTPUTS, SLICE, load, save
 from edgesplit_controller.registry import LoadedModel
+from edgesplit_partitioner.child_end import check_not_interrupted
 from edgesplit_partitioner.measure import stand_in_frame
 from edgesplit_partitioner.prepared import PreparedModel, whole_runs, whole_slice
 
 LIMIT_S = 300.0
 MOST = 2
-SLICE, INPUTS, OUTPUTS = "slice.json", "inputs", "outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
             with (folder / file).open("wb") as target:
                 target.writelines(runs)
         (folder / SLICE).write_bytes(msgspec.json.encode(whole_slice(model)))
-        _save(folder / INPUTS, inputs)
-        command = [sys.executable, "-m", "edgesplit_controller.golden", str(folder)]
+        save(folder / INPUTS, inputs)
+        command = [sys.executable, "-m", "edgesplit_controller.golden_run", str(folder)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
             child = subprocess.run(
@@ -111,32 +111,11 @@ def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
         except subprocess.TimeoutExpired as error:
             raise ModelRefused(f"the model does not answer within {LIMIT_S:.0f} s") from error
         if child.returncode:
+            check_not_interrupted(child.returncode)
             last = (child.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"])[-1]
             raise ModelRefused(f"the runtime cannot run this model: {last[:300]}")
-        return _load(folder / OUTPUTS)
-
-
-def _save(path: Path, tensors: Tensors) -> None:
-    """Tensors under their names, as the body of a request."""
-    parts, json_bytes = oip.encode_request(oip.InferRequest(inputs=tensors))
-    path.write_bytes(json_bytes.to_bytes(8, "big") + _joined(parts))
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    raw = path.read_bytes()
-    return dict(oip.decode_request(raw[8:], int.from_bytes(raw[:8], "big")).inputs)
+        return load(folder / OUTPUTS)
 
 
 def _joined(parts: Iterable[bytes | memoryview]) -> bytes:
     return b"".join(parts)
-
-
-def _child(folder: Path) -> None:
-    """The child's whole work."""
-    whole = msgspec.json.decode((folder / SLICE).read_bytes(), type=Slice)
-    outputs = EngineByFormat(threads=1).load(whole, folder).run(_load(folder / INPUTS))
-    _save(folder / OUTPUTS, {one.name: outputs[one.name] for one in whole.outputs})
-
-
-if __name__ == "__main__":
-    _child(Path(sys.argv[1]))

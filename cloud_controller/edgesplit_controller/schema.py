@@ -10,6 +10,7 @@ import logging
 import pkgutil
 import threading
 from contextlib import ExitStack
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def step_of(connection: Connection) -> str:
     return MigrationContext.configure(connection).get_current_revision() or ""
 
 
+@cache
 def _steps() -> ScriptDirectory:
+    """Read once: they are this program's."""
     return ScriptDirectory(str(Path(migrations.__file__).parent))
 
 

@@ -20,12 +20,11 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ from edgesplit_controller import metrics
 from edgesplit_controller.adding_up import add_up
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.work import Heavy
-from edgesplit_controller.assembly import OFFLOAD, REVOKED, Assembly, Foundations, api_url, offload_url
+from edgesplit_controller.assembly import Assembly, Foundations, api_url, offload_url
 from edgesplit_controller.backup.restoring import RESTORED
 from edgesplit_controller.blobs import BlobStore
 from edgesplit_controller.broker import Broker
@@ -55,12 +54,13 @@ from edgesplit_controller.broker_files import write_broker_files
 from edgesplit_controller.ca import Authority
 from edgesplit_controller.colleagues import Alone, OnDatabase
 from edgesplit_controller.condition import Condition
-from edgesplit_controller.controller import Addresses, Controller
+from edgesplit_controller.controller import Addresses
 from edgesplit_controller.database import Database
 from edgesplit_controller.delivery import RETAINED, SPREAD, Delivery
 from edgesplit_controller.devices import Devices
 from edgesplit_controller.gatekeeping import open_gate
 from edgesplit_controller.leases import Lease, forget_leases
+from edgesplit_controller.offload_server import OFFLOAD, REVOKED, offload_command, told_addresses
 from edgesplit_controller.parts.looks import broker_look, offload_look
 from edgesplit_controller.parts.noting import Noting
 from edgesplit_controller.peers import TellingPeers
@@ -113,28 +113,6 @@ def run(
         log.info("stopping")
 
 
-def offload_arguments(data: Path, *, port: int | None = None, bind: str | None = None) -> list[str]:
-    """The command line of an offload server for this data folder, whether `up` runs it or an operator does."""
-    running = _addresses(data)
-    chosen_port, chosen_bind = port or running.get("offload_port"), bind or running.get("bind") or "127.0.0.1"
-    if not (data / OFFLOAD / "root.json").is_file():
-        raise UsageError(f"{data} is no controller's data folder: run `edgectl --data {data} up` first")
-    if not chosen_port:
-        raise UsageError(f"no controller runs on {data} that would say which port: give one with --port")
-    credentials = _server_files(data, OFFLOAD)
-    words = {
-        "--releases": data / OFFLOAD / "releases",
-        "--root": data / OFFLOAD / "root.json",
-        "--cert": credentials.certificate_file,
-        "--key": credentials.key_file,
-        "--ca": credentials.ca_file,
-        "--host": chosen_bind,
-        "--port": chosen_port,
-        "--revoked": data / OFFLOAD / REVOKED,
-    }
-    return [str(word) for pair in words.items() for word in pair]
-
-
 def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, installed_at: Path | None) -> list[Path]:
     """The files for a broker at `settings.broker`, before or while a controller runs; their paths."""
     if not settings.broker:
@@ -152,10 +130,52 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
     )
 
 
+@dataclass(frozen=True)
+class _Process:
+    """One process of a controller while it starts."""
+
+    on: Foundations
+    made: Assembly
+    place: Place
+    stack: ExitStack
+    """Stops what was started, in the opposite order."""
+    ending: threading.Event
+
+    @property
+    def settings(self) -> Settings:
+        return self.on.settings
+
+
 def _start(
     settings: Settings, stack: ExitStack, ending: threading.Event, listener: socket.socket | None
 ) -> dict[str, Any]:
     """Start every part; `stack` stops them."""
+    one = _assembled(settings, stack, ending)
+    api_credentials = one.on.authority.issue_server(
+        one.place.file_name(API), settings.certificate_hosts, to_browsers=True
+    )
+    write_durably(settings.data / "ca.pem", one.on.authority.ca_pem.encode())
+    if not settings.join:
+        _catch_up(one)
+    one.made.revocations.publish()
+    broker = _broker_side(one)
+    session = _mqtt(one)
+    _roll_out(one)
+    offload = _offload(one)
+    _note_parts(one, session, broker, offload)
+    listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
+    _api(one, api_credentials, listener, heavy, session)
+    _tend(one, heavy)
+    start_further(_of_further(settings), listener, stack)
+    addresses = _as_told(settings)
+    if not settings.join:
+        write_durably(settings.data / "controller.json", json.dumps(addresses, indent=1).encode())
+        stack.callback((settings.data / "controller.json").unlink, missing_ok=True)
+    return {**addresses, "notices": one.made.controller.signing.notices()}
+
+
+def _assembled(settings: Settings, stack: ExitStack, ending: threading.Event) -> _Process:
+    """What keeps and decides, and this process's place among others; nothing runs yet."""
     data = settings.data
     database = Database(settings.database_url)
     stack.callback(database.close)
@@ -163,66 +183,63 @@ def _start(
         forget_leases(database)  # the folder's lock says that we are alone
     place, lease = take_place(database), Lease(database, "controller")
     stack.callback(place.lease.release)
-    authority = Authority(data / "keys")
-    names = settings.certificate_hosts
-    api_credentials = authority.issue_server(place.file_name(API), names, to_browsers=True)
-    write_durably(data / "ca.pem", authority.ca_pem.encode())
-    repository = Repository(data / "tuf")
-    rotation = Rotation(repository)
+    authority, repository = Authority(data / "keys"), Repository(data / "tuf")
     (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
-    blobs = BlobStore(data / "blobs")
-
     colleagues = OnDatabase(database, place.number) if database.shared else Alone()
     ledger = Ledger()
     metrics.watch(database.engine, ledger)
-    made = Assembly(Foundations(settings, database, blobs, authority, repository, rotation, lease, colleagues, ledger))
-    controller, delivery, revocations = made.controller, made.delivery, made.revocations
-    if not settings.join:
-        blobs.clear_incoming(older_than_s=ABANDONED_S if database.shared else 0.0)
-        repository.renew()
-        if (data / RESTORED).is_file():
-            controller.signing.come_back()
-            (data / RESTORED).unlink()
-        controller.signing.catch_up()
-    revocations.publish()
-    broker = offload = None
+    on = Foundations(
+        settings, database, BlobStore(data / "blobs"), authority, repository, Rotation(repository), lease, colleagues,
+        ledger,
+    )  # fmt: skip
+    return _Process(on, Assembly(on), place, stack, ending)
+
+
+def _catch_up(one: _Process) -> None:
+    """What the first process of a folder does for what an earlier one left: uploads, metadata, a backup restored."""
+    one.on.blobs.clear_incoming(older_than_s=ABANDONED_S if one.on.database.shared else 0.0)
+    one.on.repository.renew()
+    signing, restored = one.made.controller.signing, one.settings.data / RESTORED
+    if restored.is_file():
+        signing.come_back()
+        restored.unlink()
+    signing.catch_up()
+
+
+def _broker_side(one: _Process) -> Broker | None:
+    """Whoever is to hear of revocations hears of them; our own broker, where it is ours to run."""
+    settings, revocations = one.settings, one.made.revocations
     if settings.on_revocation:
-        _told_of_revocations(settings, revocations, stack)
-    if not (settings.broker or settings.join):
-        broker_credentials = authority.issue_server("broker", names)
-        broker = _broker(settings, broker_credentials, delivery, stack)
-        revocations.tell(broker, of_others=True)
-    session = _mqtt(settings, authority, delivery, place, lease, stack)
-    stack.callback(revocations.stop)
-    revocations.start()
-    loop = RolloutLoop(controller.rollouts, may_step=lease.held)
-    stack.callback(loop.stop)
+        _told_of_revocations(settings, revocations, one.stack)
+    if settings.broker or settings.join:
+        return None
+    credentials = one.on.authority.issue_server("broker", settings.certificate_hosts)
+    broker = _broker(settings, credentials, one.made.delivery, one.stack)
+    revocations.tell(broker, of_others=True)
+    return broker
+
+
+def _roll_out(one: _Process) -> None:
+    """Devices can be told: revocations and rollouts go on."""
+    one.stack.callback(one.made.revocations.stop)
+    one.made.revocations.start()
+    loop = RolloutLoop(one.made.controller.rollouts, may_step=one.on.lease.held)
+    one.stack.callback(loop.stop)
     loop.start()
-    if not settings.join:
-        authority.issue_server(OFFLOAD, names)
-    if settings.offload:
-        offload = _offload(settings, stack)
-    _note_parts(settings, database, place, session, broker, offload, authority, stack)
-    listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
 
-    def reading() -> dict[str, float]:
-        return {**delivery.waiting(), "heavy": heavy.waiting, "broker": session.connected}
 
-    _api(settings, controller, authority, api_credentials, listener, heavy, ledger, reading, stack, ending)
+def _tend(one: _Process, heavy: Heavy) -> None:
+    """What is done now and then: adding up, looking for better plans, renewing what expires."""
+    on, controller = one.on, one.made.controller
     trims = (controller.rolling.trim, controller.bundles.trim)
-    add_up(controller.rolling, trims, lease.held, stack, ending)
-    watch(controller.replanner.look, heavy.submit, lease.held, stack, ending)
+    add_up(controller.rolling, trims, on.lease.held, one.stack, one.ending)
+    watch(controller.replanner.look, heavy.submit, on.lease.held, one.stack, one.ending)
     tending = Tending(
-        repository, rotation, controller, delivery, revocations, Stating(database), lease, place.lease, ending
-    )
-    stack.callback(tending.stop)
+        on.repository, on.rotation, controller, one.made.delivery, one.made.revocations, Stating(on.database), on.lease,
+        one.place.lease, one.ending,
+    )  # fmt: skip
+    one.stack.callback(tending.stop)
     tending.start()
-    start_further(_of_further(settings), listener, stack)
-    addresses = _as_told(settings)
-    if not settings.join:
-        write_durably(data / "controller.json", json.dumps(addresses, indent=1).encode())
-        stack.callback((data / "controller.json").unlink, missing_ok=True)
-    return {**addresses, "notices": controller.signing.notices()}
 
 
 def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, stack: ExitStack) -> Broker:
@@ -240,14 +257,13 @@ def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, st
     return broker
 
 
-def _mqtt(
-    settings: Settings, authority: Authority, delivery: Delivery, place: Place, lease: Lease, stack: ExitStack
-) -> Session:
+def _mqtt(one: _Process) -> Session:
     """Our own session, and the workers behind it. Who holds the lease hears what the broker retains."""
+    settings, authority, delivery, lease = one.settings, one.on.authority, one.made.delivery, one.on.lease
     session = Session(
         *settings.broker_address,
-        place.broker_name,
-        authority.issue_client(place.broker_name).client_context(),
+        one.place.broker_name,
+        authority.issue_client(one.place.broker_name).client_context(),
         on_message=delivery.on_message,
         on_connect=delivery.on_connect,
     )
@@ -255,9 +271,9 @@ def _mqtt(
     group = authority.secret("shared subscriptions")
     session.subscribe([*(f"$share/{group}/{topic}" for topic in SPREAD), delivery.passed_topic], qos=1)
     delivery.start(session)
-    stack.callback(delivery.stop)
+    one.stack.callback(delivery.stop)
     session.start()
-    stack.callback(session.stop)
+    one.stack.callback(session.stop)
     if not session.wait_connected(CONNECT_S):
         whose = f"the broker {settings.broker}" if settings.broker else "our own broker"
         raise UsageError(f"{whose} does not let us in: {session.problem}")
@@ -269,7 +285,7 @@ def _mqtt(
         else:
             session.unsubscribe(RETAINED)
 
-    stack.callback(lease.release)
+    one.stack.callback(lease.release)
     lease.keep(lead)
     return session
 
@@ -281,16 +297,13 @@ def _told_of_revocations(settings: Settings, revocations: Revocations, stack: Ex
     command.start()
 
 
-def offload_command(settings: Settings) -> list[str]:
-    """The command line of the offload server that `up` runs."""
-    arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
-    arguments += ["--log-format", settings.log_format, "--mode", settings.offload_mode]
-    if settings.offload_metrics:
-        arguments += ["--metrics", settings.offload_metrics]
-    return [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())]
-
-
-def _offload(settings: Settings, stack: ExitStack) -> Child:
+def _offload(one: _Process) -> Child | None:
+    """Our own offload server, where there shall be one; one that is run elsewhere finds its credentials."""
+    settings = one.settings
+    if not settings.join:
+        one.on.authority.issue_server(OFFLOAD, settings.certificate_hosts)
+    if not settings.offload:
+        return None
     child = Child(
         "offload server",
         offload_command(settings),
@@ -298,30 +311,22 @@ def _offload(settings: Settings, stack: ExitStack) -> Child:
         log_file=settings.data / OFFLOAD / "offload.log",
         pid_file=settings.data / OFFLOAD / "pid",
     )
-    stack.callback(child.stop)
+    one.stack.callback(child.stop)
     child.start()
     return child
 
 
-def _note_parts(
-    settings: Settings,
-    database: Database,
-    place: Place,
-    session: Session,
-    broker: Broker | None,
-    offload: Child | None,
-    authority: Authority,
-    stack: ExitStack,
-) -> None:
+def _note_parts(one: _Process, session: Session, broker: Broker | None, offload: Child | None) -> None:
     """From now on this process notes how broker and offload server are."""
-    tls = authority.issue_client(place.broker_name).client_context()
+    settings = one.settings
+    tls = one.on.authority.issue_client(one.place.broker_name).client_context()
     own = f"https://{url_host(settings.own_address)}:{settings.offload_port}"
     looks = (
         broker_look(session, settings.broker, broker),
         offload_look(own if settings.offload else offload_url(settings), tls, offload),
     )
-    noting = Noting(database, place.number, looks, now=time.time)
-    stack.callback(noting.stop)
+    noting = Noting(one.on.database, one.place.number, looks, now=time.time)
+    one.stack.callback(noting.stop)
     noting.start()
 
 
@@ -329,46 +334,38 @@ def _told_to_devices(addresses: Addresses) -> dict[str, str]:
     return {"broker": f"{addresses.mqtt_host}:{addresses.mqtt_port}", "offload": addresses.offload_url}
 
 
-def _api(
-    settings: Settings,
-    controller: Controller,
-    authority: Authority,
-    credentials: Credentials,
-    listener: socket.socket,
-    heavy: Heavy,
-    ledger: Ledger,
-    reading: metrics.Reading,
-    stack: ExitStack,
-    ending: threading.Event,
-) -> None:
+def _api(one: _Process, credentials: Credentials, listener: socket.socket, heavy: Heavy, session: Session) -> None:
     """The HTTPS server in a thread of its own; its end is ours."""
-    gate, operators_ca = open_gate(settings.data, controller.database, authority, first=not settings.join)
-    _metrics(settings, controller, ledger, reading, stack)
+    settings, controller, delivery = one.settings, one.made.controller, one.made.delivery
+
+    def reading() -> dict[str, float]:
+        return {**delivery.waiting(), "heavy": heavy.waiting, "broker": session.connected}
+
+    gate, operators_ca = open_gate(settings.data, one.on.database, one.on.authority, first=not settings.join)
+    _metrics(one, reading)
     app = create_app(
         controller,
         gate,
         hosts=settings.certificate_hosts,
         model_bytes=settings.model_bytes,
         heavy=heavy,
-        ledger=ledger,
-        own=Condition(controller.database, settings.data, reading, _told_to_devices(controller.addresses)),
+        ledger=one.on.ledger,
+        own=Condition(reading, _told_to_devices(controller.addresses)),
     )
-    stack.callback(listener.close)
-    _serve(settings, app, uvicorn.Server(_of_https(app, credentials, operators_ca)), listener, stack, ending)
+    one.stack.callback(listener.close)
+    _serve(one, app, uvicorn.Server(_of_https(app, credentials, operators_ca)), listener)
 
 
-def _metrics(
-    settings: Settings, controller: Controller, ledger: Ledger, reading: metrics.Reading, stack: ExitStack
-) -> None:
+def _metrics(one: _Process, reading: metrics.Reading) -> None:
     """A page for Prometheus at an address of its own, where one was given."""
-    if settings.metrics is None:
+    if one.settings.metrics is None:
         return
-    rollouts = counting(controller.database)
+    ledger, controller, rollouts = one.on.ledger, one.made.controller, counting(one.on.database)
     scraped = metrics_server(
-        settings.metrics,
+        one.settings.metrics,
         lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, rollouts, reading)),
     )
-    stack.callback(scraped.stop)
+    one.stack.callback(scraped.stop)
     scraped.start()
     log.info("metrics at %s/metrics", scraped.url)
 
@@ -395,21 +392,14 @@ def _of_https(app: FastAPI, credentials: Credentials, operators_ca: Path) -> uvi
     return config
 
 
-def _serve(
-    settings: Settings,
-    app: FastAPI,
-    server: uvicorn.Server,
-    listener: socket.socket,
-    stack: ExitStack,
-    ending: threading.Event,
-) -> None:
+def _serve(one: _Process, app: FastAPI, server: uvicorn.Server, listener: socket.socket) -> None:
     """In a thread; back once it is there. UsageError where it does not start."""
 
     def serve() -> None:
         try:
             server.run(sockets=[listener])
         finally:
-            ending.set()
+            one.ending.set()
 
     thread = threading.Thread(target=serve, name="api", daemon=True)
 
@@ -418,11 +408,13 @@ def _serve(
         app.state.hub.stop_soon()  # pages that are open would hold the server
         thread.join(10)
 
-    stack.callback(end)
+    one.stack.callback(end)
     thread.start()
     while not server.started:
         if not thread.is_alive():
-            raise UsageError(f"the API does not start on {settings.address}:{settings.api_port}; its log says more")
+            raise UsageError(
+                f"the API does not start on {one.settings.address}:{one.settings.api_port}; its log says more"
+            )
         time.sleep(0.005)
 
 
@@ -444,7 +436,7 @@ def _of_further(settings: Settings) -> Settings:
 
 def _joined(settings: Settings) -> Settings:
     """What a process that joins is not told, it reads in the folder that it shares with the first one."""
-    told = _addresses(settings.data)
+    told = told_addresses(settings.data)
     if not (settings.data / "keys" / "ca.pem").is_file():
         raise UsageError(f"{settings.data} is no controller's data folder yet: `edgectl up` without --join comes first")
     if not settings.database:
@@ -497,19 +489,6 @@ def _as_told(settings: Settings) -> dict[str, Any]:
         "pid": os.getpid(),
         "version": edgesplit.__version__,
     }
-
-
-def _addresses(data: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((data / "controller.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _server_files(data: Path, name: str) -> Credentials:
-    keys = data / "keys"
-    return Credentials(keys / f"{name}.key", keys / f"{name}.pem", keys / "ca.pem")
 
 
 @contextmanager

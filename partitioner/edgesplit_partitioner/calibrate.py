@@ -30,6 +30,7 @@ from edgesplit.errors import UsageError
 from edgesplit.inputs import parse_input_spec
 from edgesplit.profiles import DeviceProfile, Figure, Fit, Interval, OperatorFit, Rates
 from edgesplit_partitioner import features, microbench, onnx_nodes
+from edgesplit_partitioner.child_end import check_not_interrupted
 from edgesplit_partitioner.fit import COVERAGE, Fitted, fit_family, fit_plane, interval
 from edgesplit_partitioner.graph import Work
 from edgesplit_partitioner.measure import stand_in_frame
@@ -116,7 +117,8 @@ def _child(job: Job) -> Iterator[Seen]:
             for line in child.stdout:
                 yield msgspec.json.decode(line, type=Seen)
             errors = child.stderr.read().decode("utf-8", "replace").strip().splitlines()
-            if child.wait():
+            if status := child.wait():
+                check_not_interrupted(status)
                 killed = "it was killed, as it took too long or too much memory"
                 raise UsageError(f"calibrating failed: {errors[-1] if errors else killed}")
         finally:

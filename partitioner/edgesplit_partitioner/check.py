@@ -25,12 +25,13 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from edgesplit.errors import EdgeError, ModelRefused, UsageError
+from edgesplit.errors import EdgeError, Interrupted, ModelRefused, UsageError
 from edgesplit.inputs import FRAME, INPUT_LAYER, InputSpec
 from edgesplit.plan import Row
 from edgesplit.release import Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_partitioner.check_run import WHOLE, Difference, Found, Job, store_samples
+from edgesplit_partitioner.child_end import check_not_interrupted
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.indivisible import Inside, insides
 from edgesplit_partitioner.measure import Progress, Sample, stand_in_frame
@@ -48,6 +49,8 @@ MEMORY_BYTES = 16 * 2**30
 MOST_CRASHES = 5
 """After so many boundaries in a row that killed the runtime the rest are not tried."""
 MOST_JOBS = 4
+CUTS_A_CHILD = 8
+"""A child takes as long to start as a small model to be cut so often."""
 
 Verdict = Literal["exact", "within", "off", "refused"]
 
@@ -290,7 +293,7 @@ def _tried(
     workplace: _Workplace, wanted: Sequence[_Wanted], limit_s: float, jobs: int | None, progress: Progress | None
 ) -> list[Cut]:
     """Every cut, on several children at once."""
-    workers = max(1, min(jobs or min(MOST_JOBS, os.cpu_count() or 1), len(wanted)))
+    workers = max(1, min(jobs or min(MOST_JOBS, os.cpu_count() or 1, len(wanted) // CUTS_A_CHILD), len(wanted)))
     line = _Line(workplace, wanted, limit_s, progress)
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -341,6 +344,8 @@ class _Line:
             return Found(refused=f"not tried: {self.crashes} cuts before it killed the runtime")
         try:
             return child.ask(self.workplace.cut(number, self.wanted[number]))
+        except Interrupted:
+            raise
         except EdgeError as error:
             return Found(refused=str(error))
         finally:
@@ -397,6 +402,7 @@ class _Child:
         self._end()
         if late.is_set():
             return Found(refused=f"the runtime was not done after {self._limit_s:.0f} s")
+        check_not_interrupted(status)
         ended = f"signal {-status}" if status < 0 else f"exit status {status}"
         return Found(refused=f"running it kills the runtime ({ended})")
 

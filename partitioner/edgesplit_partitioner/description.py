@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from edgesplit.plan import Link, link_s
-from edgesplit_partitioner.candidates import Candidate
+from edgesplit_partitioner.beside_the_best import Candidate
 from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.intervals import of_row
 from edgesplit_partitioner.planner import Plan, plan

@@ -6,8 +6,6 @@ import heapq
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from edgesplit.errors import ModelRefused
 from edgesplit.inputs import INPUT_LAYER
@@ -46,6 +44,9 @@ def close_circles(groups: Groups, writer: Mapping[str, int], readers: Mapping[st
     }
     if not edges:
         return
+    from scipy.sparse import coo_matrix  # they take longer to load than most models to be looked at
+    from scipy.sparse.csgraph import connected_components
+
     source, target = np.array(sorted(edges)).T
     matrix = coo_matrix((np.ones(len(edges)), (source, target)), shape=(len(groups), len(groups)))
     _, component = connected_components(matrix, directed=True, connection="strong")

@@ -29,6 +29,7 @@ from PIL import Image
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import FRAME, InputSpec, prepare
 from edgesplit_partitioner import bundle
+from edgesplit_partitioner.child_end import check_not_interrupted
 from edgesplit_partitioner.costs import CodecCost, TensorCost
 from edgesplit_partitioner.graph import LayerGraph
 from edgesplit_partitioner.measured_run import Job, TensorRecord, record_tensor
@@ -287,7 +288,8 @@ def _store(folder: Path, position: int, tensors: Mapping[str, npt.NDArray[np.gen
 
 
 def _run(folder: Path, job: Job, steps: int, progress: Progress | None) -> None:
-    """Do the job in a child process; ModelRefused if the runtime refuses the model, crashes, or never ends."""
+    """Do the job in a child process; ModelRefused if the runtime refuses the model, crashes, or never ends;
+    Interrupted if somebody ends it."""
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
     run_child(folder, steps, progress)
 
@@ -316,6 +318,7 @@ def run_child(
         finally:
             clock.cancel()
     if status:
+        check_not_interrupted(status)
         raise ModelRefused(_why(status, (folder / "errors").read_text("utf-8", "replace")))
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.inputs import INPUT_LAYER
 from edgesplit.release import Slice, TensorSpec
+from edgesplit_partitioner.child_end import check_not_interrupted
 from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.slicing import CutSlice
 from edgesplit_partitioner.trace import LayerTime
@@ -174,6 +175,7 @@ def _child(folder: Path) -> list[list[float]]:
     except subprocess.TimeoutExpired as error:
         raise ModelRefused(f"the slices did not end within {LIMIT_S:.0f} s") from error
     if child.returncode:
+        check_not_interrupted(child.returncode)
         lines = child.stderr.decode("utf-8", "replace").strip().splitlines()
         raise ModelRefused(f"the slices cannot run here: {lines[-1][:300] if lines else f'status {child.returncode}'}")
     return msgspec.json.decode((folder / "seconds.json").read_bytes(), type=list[list[float]])

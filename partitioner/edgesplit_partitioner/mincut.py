@@ -11,11 +11,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, connected_components, maximum_flow
+
+from edgesplit.later import later
+
+if TYPE_CHECKING:
+    from scipy import sparse
+    from scipy.sparse import csgraph
+else:  # a controller has started before its first plan, and a command that solves nothing loads no solver
+    sparse, csgraph = later("scipy.sparse"), later("scipy.sparse.csgraph")
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -114,7 +121,7 @@ class Network:
         Groups are tied by arcs in a circle, each charging more than the whole of that cut.
         """
         unpayable = capacities > self._crossing(capacities, known) * (1 + 1e-9)
-        _, labels = connected_components(self._kept(unpayable), connection="strong")
+        _, labels = csgraph.connected_components(self._kept(unpayable), connection="strong")
         groups: Ints = np.unique(labels[: self.nodes], return_inverse=True)[1]
         return groups
 
@@ -153,7 +160,7 @@ class Network:
                 break
             scale = math.ldexp(1.0, math.frexp(_TOP / left)[1] - 1)
             whole = np.minimum(residual * scale, _TOP + 1).astype(np.int32)
-            found = maximum_flow(self._matrix(whole), self._source, self._sink)
+            found = csgraph.maximum_flow(self._matrix(whole), self._source, self._sink)
             moved = found.flow.data
             residual = np.maximum(residual - moved / scale, 0.0)
             value += float(found.flow_value) / scale
@@ -179,8 +186,8 @@ class Network:
         narrower = self._maximum_flow(capacities, start, _ROUNDS)
         return self._among_equals(narrower, TIE * narrower.value, ties[1:])
 
-    def _matrix(self, data: npt.NDArray[np.int32]) -> csr_array:
-        return csr_array((data, self._indices, self._indptr), shape=(self._size, self._size))
+    def _matrix(self, data: npt.NDArray[np.int32]) -> sparse.csr_array:
+        return sparse.csr_array((data, self._indices, self._indptr), shape=(self._size, self._size))
 
     def _from_source(self, passable: Mask) -> Mask:
         return self._reached(passable, self._source)
@@ -192,14 +199,14 @@ class Network:
         """Nodes that can be reached from `start` over passable arcs."""
         graph = self._kept(passable)
         reached = np.zeros(self._size, dtype=np.bool_)
-        reached[breadth_first_order(graph, start, return_predecessors=False)] = True
+        reached[csgraph.breadth_first_order(graph, start, return_predecessors=False)] = True
         return reached
 
-    def _kept(self, passable: Mask) -> csr_array:
+    def _kept(self, passable: Mask) -> sparse.csr_array:
         """The structure with only some of its arcs."""
         indptr = np.concatenate([[0], np.cumsum(passable)])[self._indptr]
         kept = self._indices[passable]
-        return csr_array((np.ones(len(kept)), kept, indptr), shape=(self._size, self._size))
+        return sparse.csr_array((np.ones(len(kept)), kept, indptr), shape=(self._size, self._size))
 
 
 def _summed(places: Ints, values: Floats, length: int) -> Floats:

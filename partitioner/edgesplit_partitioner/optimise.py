@@ -23,6 +23,7 @@ import onnxruntime
 
 from edgesplit.errors import ModelRefused
 from edgesplit_partitioner import bundle, onnx_nodes, tidy
+from edgesplit_partitioner.child_end import check_not_interrupted
 from edgesplit_partitioner.confined import confine
 from edgesplit_partitioner.onnx_file import EXTERNAL_BYTES
 from edgesplit_partitioner.tensor_types import TensorType
@@ -203,6 +204,7 @@ def _ask(task: str, folder: Path, size: int) -> Answer:
         child = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
         raise ModelRefused(f"onnxruntime was not done with the model after {TIMEOUT_S:.0f} s") from error
+    check_not_interrupted(child.returncode)
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         raise ModelRefused(f"onnxruntime {onnxruntime.__version__} crashed on this model ({name})")

@@ -19,7 +19,7 @@ from edgesplit import plan as words
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link, Row
 from edgesplit_partitioner import limited
-from edgesplit_partitioner.candidates import Candidate, candidates_of
+from edgesplit_partitioner.beside_the_best import Candidate, candidates_of
 from edgesplit_partitioner.confirm import tensors_of, unconfirmed, with_losses, without
 from edgesplit_partitioner.costs import Costs
 from edgesplit_partitioner.envelope import lower_envelope
@@ -171,7 +171,7 @@ class Plan:
         return {row.name: best.get(row.name) for row in self.table.rows}
 
     def candidates(self, most: int = 10) -> list[Candidate]:
-        """The cuts that a reader would like to see beside the best, most remote first (see `candidates`)."""
+        """The cuts that a reader would like to see beside the best, most remote first (see `beside_the_best`)."""
         return candidates_of(self._search, most)
 
     def to_builtins(self) -> dict[str, Any]:

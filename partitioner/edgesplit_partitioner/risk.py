@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from scipy.interpolate import RegularGridInterpolator
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link, Row
@@ -118,6 +117,8 @@ def _at_moments(search: Search, axes: list[_Axis], points: list[Floats], bounds:
     at = np.stack([axis.of(search.chain.links[axis.link])[places[axis.link]] for axis in axes], axis=1)
     # Rounding may put a moment a hair beyond the grid's ends, which are the least and greatest of all moments.
     ends = np.array([(one[0], one[-1]) for one in points])
+    from scipy.interpolate import RegularGridInterpolator  # loaded by the few plans that several varying links have
+
     interpolated: Floats = RegularGridInterpolator(points, bounds)(np.clip(at, ends[:, 0], ends[:, 1]))
     return interpolated
 

@@ -1,7 +1,8 @@
 """One planning question: what was asked, checked, and the searches that answer it.
 
 `best` is one minimum cut per furthest tier and way of sending; `rows` is the lower envelope over the first link's
-uplink bandwidth, searched only when asked for. `planner` turns them into a Plan, `candidates` into a table for people.
+uplink bandwidth, searched only when asked for. `planner` turns them into a Plan, `beside_the_best` into a table for
+people.
 """
 
 from __future__ import annotations

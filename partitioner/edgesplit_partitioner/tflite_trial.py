@@ -21,6 +21,7 @@ import numpy as np
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.release import Kernels
 from edgesplit.runtime.tflite import invoke, litert, open_interpreter
+from edgesplit_partitioner.child_end import check_not_interrupted
 from edgesplit_partitioner.confined import confine
 from edgesplit_partitioner.tflite_file import (
     CUSTOM,
@@ -80,6 +81,7 @@ def _ask(folder: Path, memory: int) -> Trial:
         child = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
         raise ModelRefused(f"LiteRT was not done with the model after {TIMEOUT_S:.0f} s") from error
+    check_not_interrupted(child.returncode)
     if child.returncode < 0:
         raise ModelRefused(f"LiteRT crashed on this model ({signal.Signals(-child.returncode).name})")
     if child.returncode or not (folder / ANSWER).exists():

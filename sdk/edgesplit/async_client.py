@@ -17,11 +17,15 @@ from typing import Any
 from edgesplit import catalogue, oip
 from edgesplit.address import Address
 from edgesplit.async_connection import AsyncConnection
+from edgesplit.async_lane import AsyncLanes
 from edgesplit.attempts import Attempts
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError
 from edgesplit.frames import Errors, Result, StreamSettings, Window
+from edgesplit.lane import may_have_lanes
+from edgesplit.lane_terms import LANE_PATH
 from edgesplit.question import PLAIN, Answer, Question, check_deadline
 from edgesplit.reply import Reply
+from edgesplit.seen.trace import of_application
 from edgesplit.wishes import NONE, Drop, Wishes, to_parameters
 
 log = logging.getLogger(__name__)
@@ -45,6 +49,7 @@ class AsyncClient:
         *,
         tls: ssl.SSLContext | None = None,
         shared_memory: bool = True,
+        lane: bool = True,
         connections: int = 64,
     ) -> None:
         """As `Client`. As many requests as `connections` are under way at once; more wait, as part of their time."""
@@ -56,6 +61,7 @@ class AsyncClient:
         self._idle: list[AsyncConnection] = []
         self._busy: set[AsyncConnection] = set()
         self._closed = False
+        self._lanes = AsyncLanes(shared_memory) if may_have_lanes(self._address.socket, lane) else None
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -75,10 +81,15 @@ class AsyncClient:
     ) -> Answer:
         """As `Client.infer`."""
         check_deadline(deadline_s)
-        deadline = monotonic() + deadline_s
-        return await self._answer(
-            Question.of(model, inputs, outputs, request_id, to_parameters(wishes)), deadline, deadline_s
-        )
+        deadline, lanes = monotonic() + deadline_s, self._lanes
+        if lanes is None or request_id is not None or wishes is not NONE or of_application():
+            question = Question.of(model, inputs, outputs, request_id, to_parameters(wishes))
+            return await self._answer(question, deadline, deadline_s)
+        answer = await lanes.answer(model, inputs, outputs, deadline, self._wish_lane)
+        if answer is None:
+            answer = await self._answer(Question.of(model, inputs, outputs), deadline, deadline_s)
+            lanes.answered(model)
+        return answer
 
     def stream(
         self,
@@ -116,6 +127,8 @@ class AsyncClient:
     async def close(self) -> None:
         """End all connections. A call that waits raises LinkError."""
         self._closed = True
+        if self._lanes is not None:
+            self._lanes.close()
         for connection in (*self._idle, *self._busy):
             connection.close()
         self._idle.clear()
@@ -134,6 +147,17 @@ class AsyncClient:
                 log.debug("attempt failed, trying again: %s", error)
             await asyncio.sleep(max(0.0, min(pause_s, deadline - monotonic())))
         raise attempts.over()
+
+    async def _wish_lane(self, wish: bytes, descriptor: int, within_s: float) -> Reply:
+        deadline, good = monotonic() + within_s, False
+        connection = await self._taken(deadline)
+        try:
+            path = self._address.prefix + LANE_PATH
+            reply = await connection.exchange("POST", path, deadline=deadline, body=[wish], descriptor=descriptor)
+            good = True
+            return reply
+        finally:
+            self._given_back(connection, good)
 
     async def _attempt(self, question: Question, deadline: float) -> Answer:
         connection = await self._taken(deadline)

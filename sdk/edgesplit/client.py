@@ -22,8 +22,10 @@ from edgesplit.attempts import Attempts
 from edgesplit.connection import Connection
 from edgesplit.errors import Busy, EdgeError, LinkError
 from edgesplit.frames import Errors, StreamSettings
+from edgesplit.lane import may_have_lanes
 from edgesplit.question import PLAIN, Answer, Question, check_deadline
 from edgesplit.reply import Reply, error_of
+from edgesplit.seen.trace import of_application
 from edgesplit.stream import answers
 from edgesplit.wishes import NONE, Drop, Wishes, to_parameters
 
@@ -47,14 +49,19 @@ class Client:
         *,
         tls: ssl.SSLContext | None = None,
         shared_memory: bool = True,
+        lane: bool = True,
     ) -> None:
         """`url`: `http://…`, `https://…` or `unix:///path/of/the/agent.sock`; `timeout_s` is for `models` and such.
 
-        `shared_memory=False`: tensors travel as bytes over a Unix socket too."""
+        `shared_memory=False`: tensors travel as bytes over a Unix socket too. `lane=False`: every request goes through
+        the agent, also where there is nothing for it to decide."""
         address = Address.parse(url)
-        self._begin(address, (tls or ssl.create_default_context()) if address.tls else None, timeout_s, shared_memory)
+        secured = (tls or ssl.create_default_context()) if address.tls else None
+        self._begin(address, secured, timeout_s, shared_memory)
+        self._takes_lanes = may_have_lanes(address.socket, lane)
 
     def _begin(self, address: Address, tls: ssl.SSLContext | None, timeout_s: float, shared_memory: bool) -> None:
+        self._takes_lanes = False
         self._address = address
         self._tls = tls
         self._timeout_s = timeout_s
@@ -83,13 +90,22 @@ class Client:
         """The model's answer to `inputs` (bytes, such as a JPEG, are one UINT8 tensor), within `deadline_s`.
 
         `wishes` say how it is to be answered: `Wishes(hedge="never", stale_ok_s=1.0)`.
+        Over the agent's Unix socket, where the device answers alone, the answer comes from the model's own process.
         Raises NotFound or UsageError for what no retry mends, InferenceFailed where the model failed, and
         DeadlineExceeded, which says what stood in the way, once the time is up.
         """
         check_deadline(deadline_s)
         deadline = monotonic() + deadline_s
-        question = Question.of(model, inputs, outputs, request_id, to_parameters(wishes))
-        return self.answer(question, deadline, deadline_s)
+        if not (self._takes_lanes and request_id is None and wishes is NONE) or of_application():
+            question = Question.of(model, inputs, outputs, request_id, to_parameters(wishes))
+            return self.answer(question, deadline, deadline_s)
+        connection = getattr(self._own, "connection", None) or self._connection()
+        answer = connection.lanes.answer(model, inputs, outputs, deadline, connection.wish_lane)
+        if answer is not None:
+            return answer
+        answer = self.answer(Question.of(model, inputs, outputs), deadline, deadline_s)
+        connection.lanes.answered(model)
+        return answer
 
     def stream(
         self,
@@ -187,6 +203,6 @@ class Client:
                 self._connections[threading.current_thread()] = own
                 ended = [thread for thread in self._connections if not thread.is_alive()]
                 for thread in ended:
-                    self._connections.pop(thread).close()
+                    self._connections.pop(thread).end()
             self._own.connection = own
         return own

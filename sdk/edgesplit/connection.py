@@ -17,6 +17,8 @@ from time import monotonic
 from edgesplit.address import Address
 from edgesplit.arena import SEGMENT_PATH, Arena, offer
 from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage
+from edgesplit.lane import Lanes
+from edgesplit.lane_terms import LANE_PATH
 from edgesplit.question import Answer, Question
 from edgesplit.reply import Incoming, Known, Reply, new_scratch
 from edgesplit.segments import Segment
@@ -77,6 +79,7 @@ class Connection:
         self._scratch = new_scratch()
         self._known: Known | None = None
         """The header block of the last reply."""
+        self.lanes = Lanes(shared_memory)
 
     @classmethod
     def to(cls, address: Address, tls: ssl.SSLContext | None = None, *, shared_memory: bool = True) -> Connection:
@@ -140,9 +143,15 @@ class Connection:
         arena.close()
 
     def end(self) -> None:
-        """Close it for good."""
+        """Close it for good, and the lanes that were granted to it."""
         self._ended = True
+        self.lanes.close()
         self.close()
+
+    def wish_lane(self, wish: bytes, descriptor: int, within_s: float) -> Reply:
+        """Ask for a lane, passing the end that is the worker's."""
+        until = monotonic() + within_s
+        return self.exchange("POST", LANE_PATH, deadline=until, body=[wish], descriptor=descriptor)
 
     def _asked(self, prefix: str, question: Question, deadline: float) -> tuple[Reply, Arena]:
         """The reply, and the memory that it may lie in."""

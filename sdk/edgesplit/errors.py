@@ -88,5 +88,11 @@ class MediumFailed(EdgeError):
     exit_code = 15
 
 
+class Interrupted(EdgeError):
+    """Work was ended from outside before it was done, which says nothing about what was worked on. Ask again."""
+
+    exit_code = 16
+
+
 class NotFound(UsageError):
     """No such model, version or release here (HTTP 404)."""

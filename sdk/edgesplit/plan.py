@@ -21,6 +21,7 @@ REMOTE = "remote"
 BEYOND = "~"
 """Between a row's name and the number of the further link beyond which its far half is meant, as in `cut-1~1`."""
 _DEAD = 1e-250
+_ENDLESS = 1e12
 """Bytes per second of a link whose rate is 0: its seconds are beyond all others, and still a number."""
 
 
@@ -230,6 +231,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """Factor on the device's seconds: 1 is as planned."""
     remote_ok: bool = True
     """False while the breaker is open: only rows that need nobody else count."""
+    further: Link | None = None
+    """The link beyond the first, as it was measured of late; None: as planned."""
     risk_s: dict[str, float] = {}
     """By row: what a request pays on average for a cloud that comes too late, in seconds, in which the device works.
     Weighs in the choice, and is in no prediction of one request's time."""
@@ -256,11 +259,43 @@ def _moving_s(row: Row, link: Link) -> float:
     return row.up_bytes / (link.up_bytes_per_s or _DEAD) + row.down_bytes / (link.down_bytes_per_s or _DEAD)
 
 
+def further_link(row: Row) -> Link | None:
+    """The link beyond the first that a row was planned for; None where it crosses none."""
+    if not row.hops:
+        return None
+    hop = row.hops[0]
+    round_trips_s = row.beyond_s - sum(one.up_s + one.down_s for one in row.hops)
+    return Link(
+        up_bytes_per_s=hop.up_bytes / hop.up_s if hop.up_s > 0 else _ENDLESS,
+        down_bytes_per_s=hop.down_bytes / hop.down_s if hop.down_s > 0 else _ENDLESS,
+        rtt_s=max(0.0, round_trips_s / len(row.hops)),
+    )
+
+
+def _on_first_hop(row: Row, now: Conditions) -> tuple[float, float]:
+    """Seconds that the bytes of a row's first hop take up and down the link beyond the first."""
+    hop = row.hops[0]
+    if now.further is None:
+        return hop.up_s, hop.down_s
+    up, down = now.further.up_bytes_per_s or _DEAD, now.further.down_bytes_per_s or _DEAD
+    return hop.up_bytes / up, hop.down_bytes / down
+
+
+def beyond_s(row: Row, now: Conditions) -> float:
+    """Seconds on the links beyond the first: as planned, but for the next of them where it was measured."""
+    planned = further_link(row)
+    if planned is None or now.further is None:
+        return row.beyond_s
+    hop = row.hops[0]
+    others_s = row.beyond_s - planned.rtt_s - hop.up_s - hop.down_s
+    return max(0.0, others_s) + now.further.rtt_s + sum(_on_first_hop(row, now))
+
+
 def latency_s(row: Row, now: Conditions) -> float:
     """Seconds from input to answer by this row in today's conditions (after Neurosurgeon, ASPLOS 2017, section 5)."""
     on_device_s = (row.device_s + row.encode_s) * now.device_slowdown
     remotely_s = (row.decode_s + row.remote_s) * now.server_load
-    return on_device_s + link_s(row, now.link) + row.beyond_s + remotely_s
+    return on_device_s + link_s(row, now.link) + beyond_s(row, now) + remotely_s
 
 
 def energy_j(row: Row, now: Conditions, power: Power) -> float:
@@ -272,7 +307,7 @@ def energy_j(row: Row, now: Conditions, power: Power) -> float:
     if row.is_local:
         return busy_j
     remotely_s = (row.decode_s + row.remote_s) * now.server_load
-    waiting_j = power.idle_watts * (link_s(row, now.link) + row.beyond_s + remotely_s)
+    waiting_j = power.idle_watts * (link_s(row, now.link) + beyond_s(row, now) + remotely_s)
     bytes_j = row.up_bytes * power.up_joules_per_byte + row.down_bytes * power.down_joules_per_byte
     return busy_j + waiting_j + power.radio_watts * _moving_s(row, now.link) + bytes_j + power.wake_joules
 
@@ -296,7 +331,8 @@ def slowest_s(row: Row, now: Conditions) -> float:
     tiers = [row.decode_s + row.remote_s - further_s, *(hop.decode_s + hop.seconds for hop in row.hops)]
     sending = [*(hop.encode_s for hop in row.hops), 0.0]
     stages += [(here + onward) * now.server_load for here, onward in zip(tiers, sending, strict=True)]
-    return max(*stages, *(hop.up_s for hop in row.hops), *(hop.down_s for hop in row.hops))
+    links = [*_on_first_hop(row, now), *(s for hop in row.hops[1:] for s in (hop.up_s, hop.down_s))] if row.hops else []
+    return max(*stages, *links)
 
 
 def cost(row: Row, now: Conditions, weights: Mapping[str, float], power: Power | None = None) -> float:
@@ -365,6 +401,7 @@ def _as_far_as_known(plan: Plan, now: Conditions) -> Conditions:
         server_load=load,
         device_slowdown=slowdown,
         remote_ok=now.remote_ok and link.rtt_s != math.inf and now.server_load != math.inf,
+        further=now.further,
         risk_s=now.risk_s,
     )
 

@@ -22,8 +22,8 @@ from edgesplit_agent.enrolment import credentials, enrol
 from edgesplit_agent.folder import DataFolder, Identity
 from edgesplit_agent.renewal import certificate_in_use, renew
 from edgesplit_controller.ca import Authority
-from edgesplit_controller.database import Database
 from edgesplit_controller.devices import ClaimWish, Devices
+from fresh_database import fresh_database
 from power_cut import Recorder, Told, after_cut, read_tree, write_tree
 from power_world import NOW, imaginary_disks
 
@@ -38,7 +38,8 @@ class Controller:
         self.folder = folder
         folder.mkdir()
         self.authority = Authority(folder / "ca")
-        self.devices = Devices(Database(f"sqlite:///{folder / 'c.db'}"), stale_after_s=10.0, now=lambda: NOW)
+        self.database = fresh_database(folder / "c.db")
+        self.devices = Devices(self.database, stale_after_s=10.0, now=lambda: NOW)
         self.asked: Callable[[], None] = lambda: None
         self.link = True
         self.bodies: list[bytes] = []

@@ -12,6 +12,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from power_cut import (
 from power_world import Machine, Source, Tiny, imaginary_disks
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
-CUTS = int(os.environ.get("EDGESPLIT_POWER_CUTS", "400"))
+CUTS = int(os.environ.get("EDGESPLIT_POWER_CUTS", "150"))
 """Seeded random cuts, each after some others: `make soak` asks for 20,000."""
 V1, V2, V3, V4 = Tiny(1), Tiny(2, factor=3.0), Tiny(3, factor=4.0), Tiny(4, factor=5.0)
 
@@ -52,11 +53,14 @@ class Story:
 
     def runs(self, cut: int) -> set[str]:
         """What may run after a cut there: what did, and what the step that was cut was to make run."""
-        told = [(at, op.what[1]) for at, op in enumerate(self.log) if isinstance(op, Told) and op.what[0] == "runs"]
-        before = [release for at, release in told if at < cut]
-        return {*before[-1:], *[release for at, release in told if at >= cut][:1]}
+        before = [release for at, release in self._told if at < cut]
+        return {*before[-1:], *[release for at, release in self._told if at >= cut][:1]}
 
-    @property
+    @cached_property
+    def _told(self) -> list[tuple[int, str]]:
+        return [(at, op.what[1]) for at, op in enumerate(self.log) if isinstance(op, Told) and op.what[0] == "runs"]
+
+    @cached_property
     def every(self) -> set[str]:
         """All that ran at some time."""
         return {release for cut in range(len(self.log) + 1) for release in self.runs(cut)}

@@ -106,7 +106,7 @@ def test_a_gate_judges_what_the_canary_answers_and_sends_it_back(cloud: Cloud, f
 
     last = ended(cloud, made["rollout"], 11)
     assert last["states"]["gone back"] == 1 and last["states"]["skipped"] == 1
-    assert last["failures"][0]["kind"] == "gate p95<1us" and " ms" in last["failures"][0]["example"]
+    assert last["failures"][0]["kind"] == "gate p95<1us" and " us" in last["failures"][0]["example"]
     assert runs(cloud, "cam-1") == runs(cloud, "cam-2") == before
 
 

@@ -15,6 +15,7 @@ from agent_world import LOCAL, Step, active, eventually
 from edgesplit import AsyncClient, Client, oip
 from edgesplit.errors import LinkError, UsageError
 from edgesplit.http1 import Request, Response, Server, error_response
+from edgesplit.lane_terms import LANE_PATH
 from edgesplit.release import TensorSpec
 from edgesplit.segments import Segment
 from edgesplit_agent.endpoint import Endpoint
@@ -53,6 +54,8 @@ class World:
         return x
 
     def _handle(self, request: Request) -> Response:
+        if request.path == LANE_PATH:
+            return error_response(404, "no such path")
         if self.refuse and request.path.endswith("/segment"):
             return error_response(404, "no such path")
         self.bodies.append(len(request.body))

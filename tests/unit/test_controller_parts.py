@@ -25,11 +25,11 @@ from edgesplit_controller.api.work import Heavy
 from edgesplit_controller.blobs import BlobLost, BlobStore
 from edgesplit_controller.bounds import BodyBounds, RateLimit
 from edgesplit_controller.database import Database, Model
+from edgesplit_controller.offload_server import offload_arguments
 from edgesplit_controller.planning import Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.refusals import Conflict, Forbidden, unknown
 from edgesplit_controller.registry import LoadedModel, Registry
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
-from edgesplit_controller.up import offload_arguments
 from edgesplit_partitioner import load_costs
 from edgesplit_partitioner.costs import CodecCost, TensorCost
 from edgesplit_partitioner.loss import CodecLoss

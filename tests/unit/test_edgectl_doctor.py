@@ -17,18 +17,22 @@ from edgesplit_cli import examining
 from edgesplit_cli.credentials import Credentials
 from edgesplit_cli.main import cli
 from edgesplit_controller.condition import Condition
-from edgesplit_controller.database import Database
 
 NOW = 1_800_000_000.0
+
+
+def part(name: str, state: str = "good", subject: str = "") -> dict[str, str]:
+    """As the controller shows one."""
+    return {"name": name, "subject": subject, "state": state, "text": f"{name} is {state}", "do": f"see to {name}"}
+
+
 WELL: dict[str, Any] = {
     "/v1/session": {"operator": "ada", "role": "admin", "groups": None},
     "/v1/condition": {
         "version": edgesplit.__version__,
-        "broker_connected": True,
         "addresses": {"broker": "hub:8883", "offload": "https://hub:8500"},
-        "database": {"kind": "sqlite", "seconds": 0.001, "problem": ""},
-        "disk": {"free_bytes": 50 << 30, "bytes": 100 << 30},
     },
+    "/v1/parts": [part(name) for name in ("broker", "database", "disk", "histories", "offload server", "processes")],
     "/v1/keys": {"notices": []},
     "/v1/fleet": {"devices": {"online": 3, "offline": 1, "revoked": 0}},
 }
@@ -72,7 +76,8 @@ def test_a_controller_that_is_well_is_found_well(controller: Controller) -> None
     seen = found()
     assert {one.level for one in seen.values()} == {"good"}
     assert list(seen) == [
-        "credentials", "controller", "access", "version", "broker", "offload", "database", "disk", "keys", "devices",
+        "credentials", "controller", "access", "version", "broker", "offload", "database", "disk", "histories",
+        "processes", "keys", "devices",
     ]  # fmt: skip
     assert seen["devices"].said == "3 online, 1 offline"
 
@@ -81,11 +86,6 @@ def test_a_controller_that_is_well_is_found_well(controller: Controller) -> None
     ("path", "change", "name", "level"),
     [
         ("/v1/condition", {"version": "9.9"}, "version", "warning"),
-        ("/v1/condition", {"broker_connected": False}, "broker", "bad"),
-        ("/v1/condition", {"database": {"kind": "postgresql", "seconds": 1, "problem": "gone"}}, "database", "bad"),
-        ("/v1/condition", {"database": {"kind": "sqlite", "seconds": 4, "problem": ""}}, "database", "warning"),
-        ("/v1/condition", {"disk": {"free_bytes": 1 << 20, "bytes": 1 << 30}}, "disk", "bad"),
-        ("/v1/condition", {"disk": {"free_bytes": 1 << 30, "bytes": 1 << 40}}, "disk", "warning"),
         ("/v1/keys", {"notices": ["the root key lies on this controller"]}, "keys", "warning"),
     ],
 )
@@ -96,6 +96,28 @@ def test_what_is_wrong_is_found_and_comes_with_what_to_do(
     controller.answers[path].update(change)
     seen = found()
     assert seen[name].level == level and seen[name].todo
+    assert [one.name for one in seen.values() if one.level != "good"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "level"),
+    [
+        (part("broker", "bad"), "broker", "bad"),
+        (part("offload server", "bad"), "offload server", "bad"),
+        (part("offload server", "unknown"), "offload server", "warning"),
+        (part("database", "bad"), "database", "bad"),
+        (part("disk", "bad"), "disk", "bad"),
+        (part("gateway", "bad", "hub-1"), "gateway hub-1", "warning"),
+    ],
+)
+def test_a_part_that_is_not_well_is_told_in_the_controllers_words(
+    controller: Controller, said: dict[str, str], name: str, level: str
+) -> None:
+    """As the dashboard and `edgectl fleet` tell it; what only devices depend on is no fault of the controller."""
+    parts = {one["name"]: one for one in controller.answers["/v1/parts"]}
+    controller.answers["/v1/parts"] = list({**parts, said["name"]: said}.values())
+    seen = found()
+    assert seen[name].level == level and (seen[name].said, seen[name].todo) == (said["text"], said["do"])
     assert [one.name for one in seen.values() if one.level != "good"] == [name]
 
 
@@ -125,17 +147,12 @@ def test_its_exit_code_says_whether_something_is_bad(controller: Controller) -> 
     """A warning is none."""
     controller.answers["/v1/keys"]["notices"] = ["due"]
     assert CliRunner().invoke(cli, ["doctor"]).exit_code == 0
-    controller.answers["/v1/condition"]["broker_connected"] = False
+    controller.answers["/v1/parts"] = [part("broker", "bad")]
     done = CliRunner().invoke(cli, ["doctor", "--json"])
     assert done.exit_code == 1 and json.loads(done.output)["healthy"] is False
 
 
-def test_a_controller_tells_of_itself_what_only_it_can_see(tmp_path: Path) -> None:
-    """Its broker session, its database, its disk; a database that is gone is told, not raised."""
-    database = Database(f"sqlite:///{tmp_path / 'controller.db'}")
-    condition = Condition(database, tmp_path, lambda: {"heavy": 2.0, "broker": 1.0}, {"broker": "hub:8883"})
-    told = condition.told()
-    assert told["broker_connected"] is True and told["waiting"] == {"heavy": 2.0}
-    assert told["database"]["problem"] == "" and 0 < told["disk"]["free_bytes"] <= told["disk"]["bytes"]
-    assert Condition(database, tmp_path / "none").told()["disk"] is None
-    database.close()
+def test_a_controller_tells_what_waits_in_it() -> None:
+    """And where devices are told to go; how its parts are stands elsewhere, once."""
+    told = Condition(lambda: {"heavy": 2.0, "broker": 1.0}, {"broker": "hub:8883"}).told()
+    assert told["waiting"] == {"heavy": 2.0} and told["addresses"] == {"broker": "hub:8883"}

@@ -77,6 +77,22 @@ def test_each_gate_fails_at_its_bound(change: dict[str, object], gate: str) -> N
     assert verdict.state == "fail" and verdict.gate == gate and verdict.why
 
 
+@pytest.mark.parametrize(
+    ("gate", "change", "why"),
+    [
+        ("p95<0.15s", {"latency_p95_s": 0.2}, "it is 0.2 s"), ("p95<150ms", {"latency_p95_s": 0.2}, "it is 200 ms"),
+        ("memory<256MiB", {"memory_bytes": 300 * 2**20}, "it is 300 MiB"),
+        ("celsius<80", {"celsius": 85.5}, "it is 85.5 °C"),
+        ("joules<500mJ", {"joules": 0.75}, "it is 750 mJ"), ("joules<0.5", {"joules": 0.75}, "it is 0.75 J"),
+        ("drift < 1 %", {"drift": 0.02}, "it is 2 %"),
+    ],
+)  # fmt: skip
+def test_a_value_is_told_in_the_unit_of_its_gate(gate: str, change: dict[str, object], why: str) -> None:
+    """So that an operator compares it with what they wrote, as they wrote it."""
+    told = judge(parse_gates([gate]), but(**change)).why
+    assert told == f"{''.join(gate.split())}: {why}"
+
+
 def test_golden_inputs_are_always_a_gate() -> None:
     """Also where no gate was asked for; and without any gate a release passes at once."""
     assert judge(Gates(), Evidence(model="m", release="r", golden_ok=False)).state == "fail"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,15 @@ MAY_IMPORT = {
 NOT_ON_A_DEVICE = {"fastapi", "uvicorn", "sqlalchemy", "scipy", "onnx", "matplotlib", "click", "rich"}
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All that a file says, read once for all tests here."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Top-level names of the packages that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -79,10 +86,9 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     wrong = []
     for folder in ROOMS.values():
         for path in (REPOSITORY / folder).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
             calls = {
                 node.func.id
-                for node in ast.walk(tree)
+                for node in nodes_of(path)
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             }
             if forbidden & set(imports_of(path)) or calls & {"eval", "exec"}:

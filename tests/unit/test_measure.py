@@ -3,6 +3,7 @@ anything took is asserted nowhere."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgesplit.errors import ModelRefused, UsageError
+from edgesplit.errors import EdgeError, Interrupted, ModelRefused, UsageError
 from edgesplit.inputs import InputSpec, prepare
 from edgesplit_partitioner import measure
 from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor
-from edgesplit_partitioner.measure import measure_input, measure_layers, measure_samples, stand_in_frame
+from edgesplit_partitioner.measure import measure_input, measure_layers, measure_samples, run_child, stand_in_frame
 from edgesplit_partitioner.trace import LayerTime, layer_times
 
 SPEC = InputSpec(width=32, height=24, scale=1 / 255, tensor="x", tensor_width=8, tensor_height=8)
@@ -85,6 +86,24 @@ def test_a_model_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     with pytest.raises(ModelRefused, match=r"kills the runtime \(signal 9\)"):
         measure_layers(model(), graph(), runs=1)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [("SIGINT", Interrupted), ("SIGTERM", Interrupted), ("SIGSEGV", ModelRefused)]
+)
+def test_a_measurement_that_somebody_ended_is_no_fault_of_the_model(
+    number: str, kind: type[EdgeError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's Ctrl-C reaches the child too: that is told as what it is, and a crash as a crash."""
+    (tmp_path / "ends_itself.py").write_text(
+        "import os, resource, signal\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        f"signal.signal(signal.{number}, signal.SIG_DFL)\n"
+        f"os.kill(os.getpid(), signal.{number})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(kind, match=number if kind is Interrupted else "kills the runtime"):
+        run_child(tmp_path, 1, None, module="ends_itself")
 
 
 def test_another_models_graph_is_noticed() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.runtime.setup import Setup
+from edgesplit_controller.offload_server import offload_command
 from edgesplit_controller.settings import Settings
-from edgesplit_controller.up import offload_command
 from edgesplit_offload import options as given
 
 ALWAYS = ["--releases", "r", "--root", "root.json"]

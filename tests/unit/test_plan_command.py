@@ -19,6 +19,7 @@ from edgesplit.links import parse_link
 from edgesplit.plan import Row
 from edgesplit.profiles import SHIPPED, load_profile
 from edgesplit_cli.commands.infer import array_in
+from edgesplit_cli.commands.limits import as_typed
 from edgesplit_cli.commands.plan import links_between
 from edgesplit_cli.demo.run import alone_on
 from edgesplit_cli.local_model import arrays_in
@@ -385,6 +386,13 @@ def test_limits_that_conflict_are_named_by_their_options(
     least = re.search(r"no cut keeps --deadline 1ms\..* --deadline ([0-9.]+ms)$", told)
     assert least, told
     assert edgectl(monkeypatch, "plan", costs_file, "--deadline", least[1]) == 0
+
+
+@pytest.mark.parametrize("typed", [["--deadline", "0.1s"], ["--deadline=0.1s"], ["--deadline", "100000us"]])
+def test_a_limit_is_told_as_it_was_typed(typed: list[str]) -> None:
+    """What else would do is told in a unit that fits it; another figure is nobody's spelling."""
+    assert as_typed("--deadline", 0.1, ["plan", *typed, "--json"]) == typed[-1].removeprefix("--deadline=")
+    assert as_typed("--deadline", 0.2, ["plan", *typed]) == as_typed("--memory", 0.1, ["plan", *typed]) == ""
 
 
 def test_a_missing_comma_is_found_by_its_line(

@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +22,19 @@ from edgesplit.errors import EdgeError, InferenceFailed, MalformedMessage, Model
 from edgesplit.lifetime import end_with_parent, gain_no_privileges
 from edgesplit.providers import sift
 from edgesplit.release import Slice
-from edgesplit.runtime import Program, Runtime, Timing, execute
+from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, execute
 from edgesplit.runtime.by_format import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.input import InputProgram
 from edgesplit.runtime.setup import Setup
 from edgesplit.sealed import SliceInMemory, SliceSource
-from edgesplit_agent.worker.merging import Merged, run_steps, steps
+from edgesplit_agent.worker.lane_child import ChildLanes
+from edgesplit_agent.worker.merging import Merged, Steps, run_steps, steps
 from edgesplit_agent.worker.placing import Memory, get, packed, put, room_for
 from edgesplit_agent.worker.talk import (
     TEXT,
     Channel,
+    Desk,
     Failed,
     Forget,
     Give,
@@ -112,27 +114,36 @@ class Child:
         self._programs: dict[str, Program] = {}
         self._memory: dict[int, Memory] = {}
         self._engine = EngineByFormat()
+        self._notes = self._engine.notes
         self._merged: list[Merged] = []
+        self._steps: dict[tuple[tuple[str, ...], tuple[str, ...]], Steps] = {}
         self._asked = Open(Setup())
         self._limited = False
+        self._lanes = ChildLanes(channel.fileno(), self._run_for_lane)
 
     def serve(self) -> None:
         """Until the agent hangs up: EOFError."""
         while True:
-            message, files = self._channel.receive_files()
-            if isinstance(message, Run):
-                self._answer(message.number, lambda ask=message: self._run(ask))  # type: ignore[misc]
-            elif isinstance(message, Map):
-                self._map(message, files)
-            elif isinstance(message, Forget):
-                for number in message.segments:
-                    self._memory.pop(number, None)
-            elif isinstance(message, Take):
-                self._take(message, files)
-            elif isinstance(message, Open):
-                self._answer(0, lambda ask=message: self._open(ask))  # type: ignore[misc]
-            else:
-                raise MalformedMessage("more room for nothing")
+            if self._lanes.turn():
+                self._do(*self._channel.receive_files())
+
+    def _do(self, message: ToWorker, files: list[int]) -> None:
+        """What the agent says."""
+        if isinstance(message, Run):
+            self._answer(message.number, lambda: self._run(message))
+        elif isinstance(message, Map):
+            self._map(message, files)
+        elif isinstance(message, Forget):
+            for number in message.segments:
+                self._memory.pop(number, None)
+        elif isinstance(message, Take):
+            self._take(message, files)
+        elif isinstance(message, Open):
+            self._answer(0, lambda: self._open(message))
+        elif isinstance(message, Desk):
+            self._lanes.furnish(files)
+        else:
+            raise MalformedMessage("more room for nothing")
 
     def _answer(self, number: int, do: Callable[[], Ran | Opened]) -> None:
         """What it gives, or why it cannot be: whatever a model does short of ending this process."""
@@ -167,6 +178,7 @@ class Child:
     def _open(self, ask: Open) -> Opened:
         """Everything taken, anew. What lies in memory stays there: another setup may be tried."""
         self._programs, self._merged = {}, []
+        self._steps.clear()
         if ask.memory_bytes and not self._limited and not uses_accelerator(ask.setup):
             self._limited = True
             limit_memory(ask.memory_bytes)
@@ -181,7 +193,7 @@ class Child:
                 if name not in ask.optional:
                     raise
                 refused[name] = str(refusal)[:TEXT]
-        self._programs, self._engine, self._asked = programs, engine, ask
+        self._programs, self._engine, self._asked, self._notes = programs, engine, ask, engine.notes
         self._merged = self._merge(ask, engine)
         return Opened(tuple(programs), refused, engine.notes, len(self._merged))
 
@@ -200,15 +212,7 @@ class Child:
     def _run(self, ask: Run) -> Ran:
         tensors = {one.name: get(one, self._memory[one.segment]) for one in ask.inputs}
         timing = Timing()
-        if self._merged:
-            slices = {name: slice_ for name, (slice_, _) in self._taken.items()}
-            planned = steps(ask.order, ask.wants, slices, self._merged)
-            live = run_steps(planned, self._programs, tensors, timing, self._asked.shares)
-        else:
-            live = execute(self._programs, ask.order, tensors, timing)
-        missing = [name for name in ask.wants if name not in live]
-        if missing:
-            raise InferenceFailed(f"no tensor {missing[0]!r} came of {', '.join(ask.order)}")
+        live = self._execute(ask.order, ask.wants, tensors, timing)
         found = {name: live[name] for name in ask.wants}
         need = room_for({name: packed(one) for name, one in found.items()})
         room = ask.room
@@ -217,6 +221,32 @@ class Child:
         memory = self._memory[room.segment][room.offset : room.offset + room.bytes]
         placed = put(found, room, memory)
         return Ran(ask.number, placed, timing.seconds, timing.late, self._engine.notes)
+
+    def _execute(
+        self, order: tuple[str, ...], wants: tuple[str, ...], tensors: Tensors, timing: Timing
+    ) -> Mapping[str, Tensor]:
+        """These slices' tensors, those wanted among them. InferenceFailed."""
+        if self._merged:
+            key = (order, wants)
+            planned = self._steps.get(key)
+            if planned is None:
+                slices = {name: slice_ for name, (slice_, _) in self._taken.items()}
+                planned = self._steps[key] = steps(order, wants, slices, self._merged)
+            live = run_steps(planned, self._programs, tensors, timing, self._asked.shares)
+        else:
+            live = execute(self._programs, order, tensors, timing)
+        for name in wants:
+            if name not in live:
+                raise InferenceFailed(f"no tensor {name!r} came of {', '.join(order)}")
+        return live
+
+    def _run_for_lane(
+        self, order: tuple[str, ...], wants: tuple[str, ...], tensors: Tensors, timing: Timing
+    ) -> Mapping[str, Tensor]:
+        live = self._execute(order, wants, tensors, timing)
+        if self._asked.setup.providers and self._engine.notes != self._notes and self._lanes.words is not None:
+            self._lanes.words.note()
+        return live
 
     def _more_room(self, number: int, need: int) -> Room:
         self._channel.send(TooSmall(number, need))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.plan import Plan
@@ -14,6 +14,7 @@ from edgesplit.releases import Release
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, execute
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.load import load_slices
+from edgesplit_agent.worker.lane_desk import LaneOrder
 
 
 class WorkerLost(InferenceFailed):
@@ -63,6 +64,23 @@ class Host(Protocol):
 
     def close(self) -> None:
         """End what runs for it."""
+        ...
+
+
+@runtime_checkable
+class Laned(Protocol):
+    """A host whose worker applications may ask themselves."""
+
+    def open_lane(self, order: LaneOrder, descriptor: int, *, shared: bool) -> None:
+        """Over that socket. Busy where none can be had; UsageError where it is no such socket."""
+        ...
+
+    def end_lanes(self) -> None:
+        """Nothing that has not begun is answered by a lane any more."""
+        ...
+
+    def note_lanes(self, predicted_s: float, scale: float) -> None:
+        """What came of lanes is told now; what their answers say from now on of plan and power."""
         ...
 
 

@@ -12,13 +12,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import msgspec
 
-from edgesplit.errors import DeadlineExceeded, EdgeError, ModelRefused
+from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, ModelRefused
 from edgesplit.plan import Plan
 from edgesplit.providers import GONE
 from edgesplit.release import Slice
@@ -29,6 +29,7 @@ from edgesplit.sealed import SliceInMemory, SliceSource
 from edgesplit_agent.worker.flow import Flow, flow_of
 from edgesplit_agent.worker.host import Job, Needed, WorkerLost
 from edgesplit_agent.worker.judging import Bounds, restart_after_s
+from edgesplit_agent.worker.lane_desk import LaneNotes, LaneOrder
 from edgesplit_agent.worker.merging import merges_of
 from edgesplit_agent.worker.process import Worker
 from edgesplit_agent.worker.talk import Open, Opened
@@ -318,6 +319,33 @@ class Hosted:
         must be used."""
         self._keeper.use(self._ready(None), setup)
 
+    def open_lane(self, order: LaneOrder, descriptor: int, *, shared: bool) -> None:
+        """An application may ask the worker that lives now. Busy where none can be had; UsageError."""
+        keeper = self._keeper
+        worker = keeper.worker
+        if worker is None or worker.is_over:
+            raise Busy("no worker process is ready")
+
+        def told(notes: LaneNotes) -> None:
+            if notes.answers:
+                keeper.now.in_a_row = 0
+            order.told(notes)
+
+        worker.lanes.open(replace(order, told=told), descriptor, shared=shared)
+
+    def end_lanes(self) -> None:
+        """Nothing that has not begun is answered by a lane any more."""
+        worker = self._keeper.worker
+        if worker is not None:
+            worker.lanes.end()
+
+    def note_lanes(self, predicted_s: float, scale: float) -> None:
+        """What came of lanes is told now; what their answers say of plan and power."""
+        worker = self._keeper.worker
+        if worker is not None:
+            worker.lanes.tell(predicted_s, scale)
+            worker.lanes.note()
+
     @property
     def merged(self) -> int:
         """Sessions that do several slices at once."""
@@ -338,6 +366,7 @@ class Hosted:
             "setup": str(keeper.setup),
             "notes": list(keeper.notes),
             "tensor_bytes": keeper.room.held_bytes,
+            "lanes": worker.lanes.count if worker is not None else 0,
         }
 
     def _ready(self, until: float | None) -> Worker:

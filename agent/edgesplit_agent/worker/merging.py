@@ -55,11 +55,12 @@ class Merged:
     program: Program
 
 
-def steps(
-    order: Sequence[str], wants: Sequence[str], slices: Mapping[str, Slice], merged: Sequence[Merged]
-) -> list[tuple[tuple[str, ...], Program | None]]:
+Steps = list[tuple[tuple[str, ...], "Program | None"]]
+
+
+def steps(order: Sequence[str], wants: Sequence[str], slices: Mapping[str, Slice], merged: Sequence[Merged]) -> Steps:
     """The order in as few programs as there are: slices by name, with the program that does several at once."""
-    found: list[tuple[tuple[str, ...], Program | None]] = []
+    found: Steps = []
     at = 0
     while at < len(order):
         one = next((one for one in merged if _serves(one.merge, order, at, wants, slices)), None)

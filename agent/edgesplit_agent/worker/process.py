@@ -37,6 +37,7 @@ from edgesplit.sealed import SliceInMemory, SliceSource
 from edgesplit_agent.worker.flow import Flow
 from edgesplit_agent.worker.host import Job, WorkerLost
 from edgesplit_agent.worker.judging import Bounds, Task, Vitals, load_limit_s, looks_again_s, run_limit_s, verdict
+from edgesplit_agent.worker.lane_desk import LaneDesk
 from edgesplit_agent.worker.last_words import LastWords
 from edgesplit_agent.worker.placing import Memory, get, packed, put, room_for
 from edgesplit_agent.worker.shared import Shared
@@ -66,6 +67,8 @@ COPY_BELOW = 64 * 1024
 FOREVER_S = 1e6
 TAKING_S = 60.0
 """One slice's description; a process that is starting reads nothing yet."""
+AT_WORK = Task(0.0, math.inf, "answered lanes")
+"""A worker that lanes have asked since it was looked at last is looked at again soon."""
 DYING_S = 10.0
 """Between a socket that closes and the end of its process."""
 _NURSERY = ThreadPoolExecutor(1, thread_name_prefix="worker-nursery")
@@ -96,6 +99,7 @@ class Worker:
         self._cpu_before_s = 0.0
         self._over = threading.Event()
         self._why = ""
+        self.lanes = _desk(bounds)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel: Channel[ToAgent] = Channel(ours, ToAgent)  # type: ignore[arg-type]
         try:
@@ -103,6 +107,7 @@ class Worker:
                 self._process = _NURSERY.submit(_start, theirs.fileno()).result()
         except OSError as error:
             ours.close()
+            self.lanes.close()
             raise EdgeError(f"no worker process can be started: {error.strerror}") from error
         self.words = LastWords(name, self._process.stdout)
         self._shared = Shared(self._channel)
@@ -123,7 +128,7 @@ class Worker:
     @property
     def is_idle(self) -> bool:
         """Whether it is at nothing."""
-        return self._task is None
+        return self._task is None and self.lanes.task(perf_counter()) is None
 
     @property
     def why(self) -> str:
@@ -135,6 +140,11 @@ class Worker:
     def load(self, slices: Mapping[str, tuple[Slice, SliceSource | None]]) -> None:
         """Hand it the files of all slices. ModelRefused for one that cannot be told of; WorkerLost."""
         self._begin("was handed the model's files", self._bounds.start_s)
+        try:
+            self.lanes.furnish(self._channel)
+        except OSError as error:
+            self._end("")
+            raise WorkerLost(f"the model's worker process {self._why}") from error
         for slice_, source in slices.values():
             files = dict(source.descriptors) if isinstance(source, SliceInMemory) else {}
             folder = str(source.absolute()) if isinstance(source, Path) else ""
@@ -169,8 +179,10 @@ class Worker:
 
     def look(self, wait_s: float | None = None) -> bool:
         """Wait a while for its end, then judge it. False once it has ended (`why` says of what)."""
-        task = self._task
-        wait_s = looks_again_s(task, perf_counter()) if wait_s is None else wait_s
+        now = perf_counter()
+        stirred = self.lanes.look()
+        task = self._task or self.lanes.task(now) or (AT_WORK if stirred else None)
+        wait_s = looks_again_s(task, now) if wait_s is None else wait_s
         for descriptor, _ in self._poll.poll(1000 * wait_s):
             if descriptor == self.words.fileno():
                 if not self.words.read():
@@ -188,9 +200,10 @@ class Worker:
     def _judge(self, seen: Vitals) -> str:
         # What it has answered it is not at any more, though nobody may have waited long enough to read it.
         task = None if select.select([self._channel], [], [], 0)[0] else self._task
+        task = task or self.lanes.task(perf_counter())
         if task is not self._watched:
             self._watched, self._cpu_before_s = task, seen.cpu_s
-        memory = self._bounds.memory_bytes + self._shared.bytes
+        memory = self._bounds.memory_bytes + self._shared.bytes + self.lanes.shared_bytes
         return verdict(task, seen, self._cpu_before_s, perf_counter(), memory)
 
     def _end(self, why: str) -> None:
@@ -209,6 +222,7 @@ class Worker:
         self.words.read_rest()
         if self.words.last:
             self._why += f" ({self.words.last})"
+        self.lanes.close()
         self._over.set()
 
     def dispose(self) -> None:
@@ -337,6 +351,13 @@ class Worker:
             self.kill("")
         self._over.wait(DYING_S)
         return WorkerLost(f"the model's worker process {self._why or 'ended'}")
+
+
+def _desk(bounds: Bounds) -> LaneDesk:
+    try:
+        return LaneDesk(bounds)
+    except OSError as error:
+        raise EdgeError(f"no worker process can be started: {error.strerror}") from error
 
 
 def _opened(answer: Opened | Failed) -> Opened:

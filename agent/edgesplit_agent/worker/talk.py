@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.inputs import InputSpec
+from edgesplit.lane_terms import LaneTensor
 from edgesplit.release import Slice
 from edgesplit.runtime.setup import Setup
 from edgesplit.settled import settle
@@ -75,6 +76,27 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     """Shared memory that is used no more. No answer."""
 
     segments: tuple[int, ...]
+
+
+class Desk(msgspec.Struct, frozen=True, tag="desk"):
+    """Where lanes come from: beside this message are the words of `lane_words` and a socket of `Lane`s. No answer."""
+
+    words: Count
+
+
+class Lane(msgspec.Struct, frozen=True, tag="lane"):
+    """A lane, by the descriptors beside this message: its socket, and its memory where that is shared. What is asked on
+    it runs these slices, over tensors in these places. No answer; it ends when its socket does."""
+
+    number: Count
+    place: Count
+    """In the words."""
+    order: tuple[str, ...]
+    inputs: tuple[LaneTensor, ...]
+    outputs: tuple[LaneTensor, ...]
+    answers_at: Count
+    bytes: Count
+    shared: bool
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True):
@@ -151,7 +173,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     text: Annotated[str, Meta(max_length=TEXT)]
 
 
-ToWorker = Take | Open | Map | Forget | Run | Give
+ToWorker = Take | Open | Map | Forget | Run | Give | Desk
 ToAgent = Opened | Ran | TooSmall | Failed
 T = TypeVar("T")
 

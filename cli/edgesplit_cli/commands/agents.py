@@ -11,6 +11,7 @@ from edgesplit.agent_release import WHEELS_FILE
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
 from edgesplit_cli.commands.deploy import sign_release, wait_for
+from edgesplit_cli.commands.kit_options import kit_options
 from edgesplit_cli.commands.rollout_options import (
     now_option,
     rollout_body,
@@ -22,8 +23,6 @@ from edgesplit_cli.commands.rollout_options import (
 )
 from edgesplit_cli.commands.uploading import upload_bar
 from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
-from edgesplit_cli.kit.own_wheel import EXTRAS
-from edgesplit_cli.kit.target import MACHINES, PYTHONS
 from edgesplit_cli.settings import cache_folder
 from edgesplit_cli.show import console, json_option, print_json, size, table
 
@@ -36,26 +35,7 @@ def agent() -> None:
 @agent.command()
 @click.argument("kits", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[KIT]...")
 @click.option("--build", is_flag=True, help="Make the kit of this version here, in place of giving its folder.")
-@click.option(
-    "--python", type=click.Choice(PYTHONS), default="3.11", show_default=True, help="With --build: of the devices."
-)
-@click.option(
-    "--machine", type=click.Choice(MACHINES), default="aarch64", show_default=True, help="With --build: theirs."
-)
-@click.option(
-    "--with",
-    "extras",
-    multiple=True,
-    type=click.Choice([one for one in EXTRAS if one != "agent"]),
-    help="With --build: what the agent shall have besides, as in tflite; repeatable.",
-)
-@click.option(
-    "--wheelhouse",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=None,
-    metavar="DIR",
-    help="With --build: take wheels from there, and nothing from a network.",
-)
+@kit_options("With --build: ")
 @json_option
 @click.pass_obj
 def push(

@@ -14,8 +14,8 @@ from edgesplit.offline import Index
 from edgesplit_cli.api import Api
 from edgesplit_cli.bundle.making import Wish, check_target, make_bundle
 from edgesplit_cli.bundle.writing import sink
+from edgesplit_cli.commands.kit_options import kit_options
 from edgesplit_cli.kit import Target, build_kit
-from edgesplit_cli.kit.target import MACHINES, PYTHONS
 from edgesplit_cli.quantities import LIFE
 from edgesplit_cli.settings import cache_folder
 from edgesplit_cli.show import console, json_option, print_json, size
@@ -49,14 +49,7 @@ from edgesplit_cli.show import console, json_option, print_json, size
     help="It must install for so long at least, as 3d; the error says what limits it.",
 )
 @click.option("--kit", "with_kit", is_flag=True, help="The agent's installer too (see `edgectl kit`).")
-@click.option("--python", type=click.Choice(PYTHONS), default="3.11", show_default=True, help="With --kit.")
-@click.option("--machine", type=click.Choice(MACHINES), default="aarch64", show_default=True, help="With --kit.")
-@click.option(
-    "--wheelhouse",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=None,
-    help="With --kit: take wheels from this folder alone.",
-)
+@kit_options("With --kit: ")
 @json_option
 @click.pass_obj
 def bundle(
@@ -69,6 +62,7 @@ def bundle(
     with_kit: bool,
     python: str,
     machine: str,
+    extras: tuple[str, ...],
     wheelhouse: Path | None,
     as_json: bool,
 ) -> None:
@@ -85,7 +79,7 @@ def bundle(
         kit, kit_for = None, ""
         if with_kit:
             target = Target(python=python, machine=machine)
-            kit = build_kit(target, cache=cache_folder(), wheelhouse=wheelhouse,
+            kit = build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse,
                             progress=lambda text: bar.update(task, description=text))  # fmt: skip
             kit_for = str(target)
         bar.update(task, description="bundle")

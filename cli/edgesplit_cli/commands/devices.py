@@ -155,7 +155,7 @@ def show(data: Path, name: str, as_json: bool) -> None:
     if flooded := one.get("flooded"):
         out.print(Text(_flood(one["name"], flooded), "red"))
     seen = f"last seen {_ago(one.get('last_seen'))}; session {one.get('session') or '-'}"
-    out.print(f"{seen}; agent at {one.get('local_url') or '-'}")
+    out.print(f"{seen}; agent {one.get('agent_version') or '-'} at {one.get('local_url') or '-'}")
     if safe_mode := one.get("safe_mode"):
         told = f": {safe_mode}. Deploy another release to end it."
         out.print(Text.assemble(("safe mode, no model is loaded", "red"), told))
@@ -267,8 +267,8 @@ def gateway(data: Path, targets: tuple[str, ...], gateway: str, link: str) -> No
 def device_table(every: list[dict[str, Any]]) -> Any:
     """All devices, a line each and model."""
     rows = [line for one in every for line in _lines(one)]
-    columns = ("device", "state", "profile", "model", "cut", ">p50 ms", ">p95 ms", ">uplink", ">round trip ms", "seen")
-    return table(columns, rows)
+    columns = ("device", "state", "profile", "agent", "model", "cut")
+    return table((*columns, ">p50 ms", ">p95 ms", ">uplink", ">round trip ms", "seen"), rows)
 
 
 def _lines(one: dict[str, Any]) -> list[tuple[str | Text, ...]]:
@@ -287,6 +287,7 @@ def _lines(one: dict[str, Any]) -> list[tuple[str | Text, ...]]:
                 one["name"],
                 _state(one),
                 kind,
+                one.get("agent_version") or "-",
                 running,
                 window.get("row", "-"),
                 ms(window.get("latency_p50_s") or None),

@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
 from edgesplit.errors import UsageError
+from edgesplit_cli.commands.kit_options import kit_options
 from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
-from edgesplit_cli.kit.own_wheel import EXTRAS
-from edgesplit_cli.kit.target import MACHINES, PYTHONS
 from edgesplit_cli.settings import cache_folder
 from edgesplit_cli.show import console, json_option, print_json, size
 
@@ -24,21 +23,7 @@ def kit() -> None:
 
 
 @kit.command()
-@click.option("--python", type=click.Choice(PYTHONS), default="3.11", show_default=True, help="Of the device.")
-@click.option("--machine", type=click.Choice(MACHINES), default="aarch64", show_default=True, help="Its architecture.")
-@click.option(
-    "--with",
-    "extras",
-    multiple=True,
-    type=click.Choice([one for one in EXTRAS if one != "agent"]),
-    help="What the agent shall have besides, as in tflite; repeatable.",
-)
-@click.option(
-    "--wheelhouse",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
-    help="Take wheels from this folder alone: no network. [default: the package index pip is set up for]",
-)
+@kit_options()
 @click.option(
     "--interpreter",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import click
@@ -12,7 +15,7 @@ import click
 from edgesplit.errors import UsageError
 from edgesplit.foreign import ForeignServer
 from edgesplit_cli.commands.percent import as_share
-from edgesplit_cli.quantities import CODECS, DURATION, ENERGY, OBJECTIVE, SIZE
+from edgesplit_cli.quantities import CODECS, DURATION, ENERGY, OBJECTIVE, SIZE, Quantity
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -155,6 +158,19 @@ INSTEAD = re.compile(r" instead of [0-9.e+-]+(?=;|$)")
 """What was asked for is in the same line already, with its unit."""
 
 
+QUANTITIES: Mapping[str, Quantity] = {"--memory": SIZE, "--energy": ENERGY, "--deadline": DURATION}
+
+
+def as_typed(option: str, figure: float, words: Sequence[str]) -> str:
+    """How that figure of an option stands on a command line; empty where it does not."""
+    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for before, typed in pairwise(split):
+        if before == option and option in QUANTITIES:
+            with suppress(click.BadParameter):
+                return typed if f"{QUANTITIES[option].convert(typed, None, None):g}" == f"{figure:g}" else ""
+    return ""
+
+
 def in_flags(text: str) -> str:
     """A planner's words about limits, as in `memory_bytes=4e+07`, in those of the command line: `--memory 40MB`."""
     return LIMIT.sub(lambda found: flag(found[1], found[2]), INSTEAD.sub("", text))
@@ -171,6 +187,8 @@ def flag(name: str, value: str | None) -> str:
         figure = math.nan
     if math.isnan(figure):
         return f"{option} {value}"
+    if typed := as_typed(option, figure, sys.argv[1:]):
+        return f"{option} {typed}"
     if name == "memory_bytes" and figure and not figure % 1024 and figure % 1000:
         units = BINARY
     factor, unit = next((one for one in units if figure >= one[0]), units[-1])

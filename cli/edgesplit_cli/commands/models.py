@@ -18,6 +18,7 @@ from rich.text import Text
 from edgesplit.errors import UsageError
 from edgesplit.inputs import InputSpec
 from edgesplit_cli.api import Api
+from edgesplit_cli.commands.replan import drift, replan_policy
 from edgesplit_cli.commands.uploading import upload_bar
 from edgesplit_cli.show import console, fine_ms, headed, json_option, ms, print_json, share, size, table
 
@@ -35,6 +36,10 @@ MOST_SAMPLES = 32
 @click.group()
 def model() -> None:
     """Push models, list them, look at one."""
+
+
+for command in (drift, replan_policy):
+    model.add_command(command)
 
 
 @model.command()

@@ -86,7 +86,7 @@ def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | No
         sys.exit(serve_main(words))
     if named := [name for name in ("root", "cert", "key", "ca", "revoked") if given[name] is not None]:
         raise click.UsageError(f"--{named[0]} goes with --releases: a controller's data folder has its own")
-    from edgesplit_controller.up import offload_arguments
+    from edgesplit_controller.offload_server import offload_arguments
 
     sys.exit(serve_main([*offload_arguments(data, port=port, bind=bind), *words]))
 

@@ -9,6 +9,7 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.api import Api
+from edgesplit_cli.commands.replan import accept, dismiss, proposals
 from edgesplit_cli.rollouts import exit_code, rollout_shown, rollout_table, watch
 from edgesplit_cli.show import console, json_option, print_json
 
@@ -18,6 +19,10 @@ NUMBER = click.IntRange(1, 2**31 - 1)
 @click.group()
 def rollout() -> None:
     """See how releases reach their devices; pause, approve, stop them, take them back."""
+
+
+for command in (proposals, accept, dismiss):
+    rollout.add_command(command)
 
 
 @rollout.command("list")

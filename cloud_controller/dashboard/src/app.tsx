@@ -1,6 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { useCell } from "./data/cell";
 import { resume, session, signIn } from "./data/session";
+import { AgentsPage, isAgent } from "./pages/agents";
 import { DevicePage } from "./pages/device";
 import { EventsPage } from "./pages/events";
 import { FleetPage } from "./pages/fleet";
@@ -58,6 +59,7 @@ function Page() {
   }, [page, name]);
   if (page === "") return <FleetPage />;
   if (page === "devices" && name !== "") return <DevicePage key={name} name={name} />;
+  if (page === "models" && isAgent(name)) return <AgentsPage reference={name} />;
   if (page === "models") return name === "" ? <ModelsPage /> : <ModelPage key={name} reference={name} />;
   if (page === "rollouts") return name === "" ? <RolloutsPage /> : <RolloutPage key={name} id={name} />;
   if (page === "events") return <EventsPage />;

@@ -29,6 +29,7 @@ STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (ModelRefused, 422),
     (Busy, 429),
     (LinkError, 503),
+    (errors.Interrupted, 503),
     (TrustError, 403),
     (UsageError, 400),
     (errors.MalformedMessage, 400),

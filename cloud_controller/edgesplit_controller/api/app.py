@@ -118,7 +118,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.controller, app.state.heavy, app.state.gate = controller, heavy, gate
-    app.state.condition = own or Condition(controller.database)
+    app.state.condition = own or Condition()
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
     changes = Changes(controller.database, stale_after_s=controller.devices.stale_after_s)

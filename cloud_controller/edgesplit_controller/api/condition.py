@@ -1,4 +1,4 @@
-"""How the controller itself is, for operators."""
+"""Which controller answers, for operators."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ viewers = viewer_routes()
 
 @viewers.get("/condition", responses=answers(ConditionShape))
 def condition(request: Request) -> dict[str, Any]:
-    """Version, clock, broker session, database, free disk of the controller that answers."""
+    """Version, clock, what devices are told to reach, and what waits in the process that answers."""
     told: dict[str, Any] = request.app.state.condition.told()
     return told

@@ -32,14 +32,11 @@ class Health(Shape):
 
 
 class ConditionShape(Shape):
-    """How the controller itself is."""
+    """The process of the controller that answers, and what waits in it."""
 
     version: str
     time: float
-    broker_connected: bool | None
     addresses: dict[str, str]
-    database: dict[str, Any]
-    disk: dict[str, int] | None
     waiting: dict[str, float]
 
 

@@ -5,6 +5,7 @@ import { moment } from "../format";
 import { Empty, Loading, Problem } from "../parts/notes";
 import { type Column, Table } from "../parts/table";
 import { to } from "../route";
+import { AGENT } from "./agents";
 
 export function EventsPage() {
   const { data, error, again } = useResource<Event[]>("/v1/events?newest=1000", () => true);
@@ -51,6 +52,7 @@ const COLUMNS: readonly Column<Event>[] = [
 function Subject({ event }: { event: Event }) {
   if (event.what.startsWith("device.")) return <a href={to("devices", event.subject)}>{event.subject}</a>;
   if (event.what.startsWith("model.")) return <a href={to("models", event.subject)}>{event.subject}</a>;
+  if (event.what.startsWith("agent.")) return <a href={to("models", AGENT)}>{event.subject}</a>;
   if (event.what.startsWith("rollout.")) return <a href={to("rollouts", event.subject)}>{event.subject}</a>;
   return <>{shortened(event.subject)}</>;
 }

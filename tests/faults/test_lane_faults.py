@@ -1,0 +1,304 @@
+"""Lanes over real workers: answers and their accounts, and what crashes, hangs, other releases and dead clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_world import DIGEST, eventually
+from edgesplit import Answer, AsyncClient, Client, Wishes, lane_end, lane_hopes
+from edgesplit.connection import Connection
+from edgesplit.errors import EdgeError, InferenceFailed, UsageError
+from edgesplit.lane_terms import LANE_PATH
+from edgesplit.seen import families, trace
+from edgesplit.wishes import NONE
+from edgesplit_agent.worker.host import WorkerLost
+from lane_world import OTHER_DIGEST, LaneWorld, descriptors, lane_world
+from worker_world import DEADLY, ENDLESS, GREEDY, SMALL, deadly, double, endless, greedy, signal_worker
+
+only_where_it_traps = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="no other processor traps the division that this model dies of"
+)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that stands still for a second no lane is given up for that."""
+    monkeypatch.setattr(lane_end, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(lane_hopes, "GRANTING_S", PATIENCE_S)
+
+
+@pytest.fixture
+def world(socket_folder: Path) -> Iterator[LaneWorld]:
+    """Doubles."""
+    with lane_world(socket_folder, double()) as own:
+        yield own
+
+
+def ask(client: Client, x: Any = SMALL, deadline_s: float = PATIENCE_S, **how: Any) -> Answer:
+    return client.infer("one", {"x": x}, deadline_s=deadline_s, **how)
+
+
+def warm(client: Client, world: LaneWorld) -> None:
+    """Ask until a lane answers."""
+
+    def by_lane() -> bool:
+        before = world.inferences
+        ask(client)
+        return world.inferences == before
+
+    eventually("a lane answers", by_lane, PATIENCE_S)
+
+
+Ways = Callable[[LaneWorld, dict[str, Any]], "tuple[Callable[[Any], Answer], Callable[[], None]]"]
+
+
+def by_threads(world: LaneWorld, kind: dict[str, Any]) -> tuple[Callable[[Any], Answer], Callable[[], None]]:
+    client = Client(world.url, **kind)
+    return lambda x: ask(client, x), client.close
+
+
+def by_asyncio(world: LaneWorld, kind: dict[str, Any]) -> tuple[Callable[[Any], Answer], Callable[[], None]]:
+    loop, client = asyncio.new_event_loop(), AsyncClient(world.url, **kind)
+
+    def close() -> None:
+        loop.run_until_complete(client.close())
+        loop.close()
+
+    return lambda x: loop.run_until_complete(client.infer("one", {"x": x}, deadline_s=PATIENCE_S)), close
+
+
+def test_lanes_answer_as_the_agent_does_and_count_as_much(world: LaneWorld) -> None:
+    """By threads and by asyncio, by shared memory and by bytes: the agent's answer and report, from the second request
+    on without the agent; and observers, statistics, gates and metrics know of every one."""
+    asked = 0
+    for way in (by_threads, by_asyncio):
+        for kind in ({}, {"shared_memory": False}):
+            inferences = world.inferences
+            infer, close = way(world, kind)
+            for factor in range(1, 8):
+                answer = infer(SMALL * np.float32(factor))
+                np.testing.assert_array_equal(answer.outputs["y"], 2 * factor * SMALL)
+                told = answer.report
+                assert told is not None and (told.release, told.row) == (DIGEST, "local")
+                assert 0 < told.device_s <= told.latency_s and told.predicted_s > 0 and not told.fallback
+                asked += 1
+            close()
+            assert world.inferences == inferences + 1
+    assert world.answered() == asked == len(world.outcomes)
+    assert {release for release, _ in world.outcomes} == {DIGEST}
+    assert world.own_part and not any(world.own_part)
+    with Client(world.url, lane=False) as client:
+        statistics = client._exchange("GET", "/v2/models/one/stats").body
+        assert f'"success":{{"count":{asked},'.encode() in bytes(statistics).replace(b" ", b"")
+        measured = world.metrics.ledger.histogram(families.AGENT_REQUEST_S, "one", "local")
+        assert measured.count == asked
+    assert world.engine.serving["one"].learnt()[0][2] > 0
+
+
+def test_what_is_special_goes_through_the_agent(world: LaneWorld) -> None:
+    """An id of its own, wishes, a trace, a stream, another shape, an output that is none, and whoever wants no lane."""
+    with Client(world.url) as client, Client(world.url, lane=False) as without:
+        warm(client, world)
+        agents: list[Callable[[], object]] = [
+            lambda: ask(client, request_id="mine"),
+            lambda: ask(client, wishes=Wishes(hedge="never")),
+            lambda: ask(without),
+            lambda: list(client.stream("one", [{"x": SMALL}], deadline_s=PATIENCE_S)),
+            lambda: client.infer("one", {"x": SMALL.tolist()}, deadline_s=PATIENCE_S),  # type: ignore[dict-item]
+            lambda: ask(client, SMALL.astype(np.float64)),
+            lambda: ask(client, outputs=("z",)),
+        ]
+        for number, do in enumerate(agents):
+            before = world.inferences
+            try:
+                do()
+            except UsageError:
+                assert number >= 4
+            assert world.inferences == before + (number != 4), number
+        before = world.inferences
+        traced = trace.parse("00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+        with trace.working_for(traced):
+            ask(client)
+        assert world.inferences == before + 1
+        ask(client, wishes=NONE, outputs=("y",))
+        assert world.inferences == before + 1
+
+
+def test_another_release_is_answered_by_from_its_first_moment(world: LaneWorld) -> None:
+    """Lanes end when it is activated; the next request is its own, and lanes come back. So when it is dropped."""
+    with Client(world.url) as client:
+        warm(client, world)
+        first = world.hosts[0]
+        world.serve(greedy(), OTHER_DIGEST)
+        answer = ask(client)
+        assert answer.report is not None and answer.report.release == OTHER_DIGEST
+        np.testing.assert_array_equal(answer.outputs["y"], SMALL)
+        eventually("the old worker ends", lambda: not first.status()["pid"])
+        eventually("a lane answers", lambda: (ask(client), world.hosts[1].status()["lanes"])[1] == 1, PATIENCE_S)
+        answer = ask(client)
+        assert answer.report is not None and answer.report.release == OTHER_DIGEST
+        before = world.answered()
+        with pytest.raises(InferenceFailed):  # the model cannot: the lane says so, then the agent, which tells why
+            ask(client, GREEDY)
+        assert any(isinstance(one, InferenceFailed) for one in world.own_part)
+        ask(client)
+        assert world.answered() == before + 1 and world.hosts[1].status()["lanes"] == 1
+        world.engine.drop("one")
+        with pytest.raises(UsageError):
+            ask(client)
+
+
+def test_a_killed_worker_costs_no_request_and_no_count(world: LaneWorld) -> None:
+    """Between two requests: the next one is answered, the loss is the release's, and what was answered is counted."""
+    with Client(world.url) as client:
+        warm(client, world)
+        for _ in range(5):
+            ask(client)
+        asked = world.inferences
+        answered = len(world.told)
+        signal_worker(world.hosts[0], signal.SIGKILL)
+        np.testing.assert_array_equal(ask(client).outputs["y"], 2 * SMALL)
+        eventually("the loss is told", lambda: [type(one) for one in world.lost] == [WorkerLost])
+        assert world.inferences == asked + 1 and world.answered() >= answered
+        everything = world.answered()
+        warm(client, world)
+        assert world.answered() > everything and world.hosts[0].status()["lost_in_a_row"] == 0
+
+
+@only_where_it_traps
+def test_a_model_that_crashes_on_a_lane_is_an_error_in_time_and_its_own_fault(socket_folder: Path) -> None:
+    """The lane ends with the worker, the agent is asked, and its worker dies too: a typed error; then all is well."""
+    with lane_world(socket_folder, deadly()) as world, Client(world.url) as client:
+        warm(client, world)
+        with pytest.raises(EdgeError):
+            ask(client, DEADLY)
+        eventually("the losses are told", lambda: len(world.lost) >= 2)
+        np.testing.assert_array_equal(ask(client).outputs["y"], SMALL)
+
+
+def test_a_model_that_hangs_on_a_lane_is_ended(socket_folder: Path) -> None:
+    """Nobody but the agent sees it: since when the worker runs stands in words that both see."""
+    with lane_world(socket_folder, endless()) as world, Client(world.url) as client:
+        warm(client, world)
+        said: list[EdgeError] = []
+        asking = threading.Thread(target=lambda: said.append(_error(client)))
+        asking.start()
+        eventually("the worker is ended", lambda: world.lost, PATIENCE_S)
+        asking.join(PATIENCE_S)
+        assert len(said) == 1 and "did not come to an end" in str(world.lost[0])
+        np.testing.assert_array_equal(ask(client).outputs["y"], SMALL)
+
+
+def _error(client: Client) -> EdgeError:
+    with pytest.raises(EdgeError) as said:
+        ask(client, ENDLESS, deadline_s=2.0)
+    return said.value
+
+
+DIES = """
+import sys
+import numpy as np
+from edgesplit import Client
+
+client = Client(sys.argv[1])
+while not client._connection().lanes._lanes:
+    client.infer("one", {"x": np.arange(4, dtype=np.float32).reshape(1, 4)}, deadline_s=60)
+print("asked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_client_that_is_killed_leaves_nothing(world: LaneWorld) -> None:
+    """Its lane and descriptors go, in the agent and in the worker."""
+    pid = world.hosts[0].status()["pid"]
+    with Client(world.url) as first:
+        warm(first, world)
+    eventually("the first lane is gone", lambda: not world.hosts[0].status()["lanes"])
+    eventually("its connection too", lambda: _workers_descriptors(pid) and world.server is not None)
+    before, in_worker = descriptors(), _workers_descriptors(pid)
+    argv = [sys.executable, "-c", DIES, world.url]
+    client = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with client:
+        assert client.stdout is not None and client.stdout.readline() == b"asked\n"
+        assert world.hosts[0].status()["lanes"] == 1
+        client.kill()
+    eventually("its lane is gone", lambda: not world.hosts[0].status()["lanes"])
+    eventually("its descriptors are gone", lambda: descriptors() <= before)
+    eventually("the worker's too", lambda: _workers_descriptors(pid) <= in_worker)
+
+
+def _workers_descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_agents_requests_and_lanes_take_turns(world: LaneWorld) -> None:
+    """A lane that never pauses keeps nobody out."""
+    over = threading.Event()
+
+    def flood() -> None:
+        with Client(world.url) as client:
+            while not over.is_set():
+                ask(client)
+
+    flooding = [threading.Thread(target=flood) for _ in range(2)]
+    for thread in flooding:
+        thread.start()
+    try:
+        with Client(world.url, lane=False) as client:
+            for _ in range(20):
+                np.testing.assert_array_equal(ask(client).outputs["y"], 2 * SMALL)
+    finally:
+        over.set()
+        for thread in flooding:
+            thread.join(PATIENCE_S)
+
+
+def test_a_stopped_worker_is_the_agents_to_end(world: LaneWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads nothing, so that no word says it is busy: the lane is silent, the agent is asked, and that ends it."""
+    monkeypatch.setattr(lane_end, "PATIENCE_S", 0.2)
+    with Client(world.url) as client:
+        warm(client, world)
+        before = world.inferences
+        signal_worker(world.hosts[0], signal.SIGSTOP)
+        np.testing.assert_array_equal(ask(client).outputs["y"], 2 * SMALL)
+        assert world.inferences == before + 1 and "stopped" in str(world.lost[0])
+
+
+def test_a_wish_that_cannot_be_is_refused_in_words(world: LaneWorld) -> None:
+    """Without a socket, with something else, for a model that is not here, with nonsense: told, and nothing is kept."""
+    connection = Connection("localhost", 0, path=str(world.folder / "a.sock"))
+    with Client(world.url, lane=False) as client:
+        ask(client)
+    read, write = os.pipe()
+    mine, theirs = socket.socketpair()
+    good = b'{"model":"one"}'
+    connection.exchange("GET", "/v2", deadline=monotonic() + PATIENCE_S)
+    before = descriptors()
+    for body, descriptor, status in (
+        (good, None, 400), (good, read, 400), (b"{", theirs.fileno(), 400), (b'{"model":"none"}', theirs.fileno(), 404),
+    ):  # fmt: skip
+        reply = connection.exchange(
+            "POST", LANE_PATH, deadline=monotonic() + PATIENCE_S, body=[body], descriptor=descriptor
+        )
+        assert reply.status == status and b"error" in bytes(reply.body)
+    assert descriptors() <= before
+    connection.end()
+    for one in (mine, theirs):
+        one.close()
+    os.close(read)
+    os.close(write)

@@ -1,0 +1,115 @@
+"""The link beyond a gateway: what its answers tell of it moves the choice, and is forgotten after a while."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit.plan import (
+    Conditions,
+    Hop,
+    Link,
+    Plan,
+    Power,
+    Row,
+    beyond_s,
+    choose,
+    energy_j,
+    further_link,
+    latency_s,
+    slowest_s,
+)
+from edgesplit_agent.link_meter import FURTHER_S, LinkMeter
+
+LINK = Link(up_bytes_per_s=10e6, down_bytes_per_s=10e6, rtt_s=0.002)
+HOP = Hop(tier="cloud", up_bytes=100_000, down_bytes=4_000, up_s=0.02, down_s=0.001, seconds=0.005)
+FAR = Row(name="cut-1", device=("a",), remote=("b", "c"), device_s=0.01, up_bytes=1_000, remote_s=0.01,
+          beyond_s=0.041, hops=(HOP,))  # fmt: skip
+"""20 ms up the second link, 1 ms down, a round trip of 20 ms."""
+NEAR = Row(name="cut-2", device=("a",), remote=("b", "c"), device_s=0.01, up_bytes=1_000, remote_s=0.1)
+LOCAL = Row(name="local", device=("a", "b", "c"), device_s=0.5)
+PLAN = Plan(model="m", device_class="pi", rows=(FAR, NEAR, LOCAL), link=LINK, tiers=("device", "edge", "cloud"))
+
+
+def meter(*waits_s: float, answered: bool = True, at: float = 100.0) -> LinkMeter:
+    """After a gateway told that it waited so long for each of some requests."""
+    made = LinkMeter.of(LINK)
+    for seconds in waits_s:
+        made = made.went_further(FAR, seconds, at, answered=answered)
+    return made
+
+
+def chosen(by: LinkMeter) -> str:
+    row = choose(PLAN, by.conditions(remote_ok=True))
+    assert row is not None
+    return row.name
+
+
+def test_until_a_gateway_tells_of_it_the_link_beyond_is_as_planned() -> None:
+    """Round trip and rates are those that the plan was made for."""
+    planned = further_link(FAR)
+    assert planned is not None and further_link(NEAR) is None
+    assert planned.rtt_s == pytest.approx(0.02) and planned.up_bytes_per_s == pytest.approx(5e6)
+    assert LinkMeter.of(LINK).conditions(remote_ok=True).further is None
+    known = Conditions(link=LINK, further=planned)
+    assert beyond_s(FAR, known) == pytest.approx(FAR.beyond_s) and latency_s(FAR, known) == pytest.approx(
+        latency_s(FAR, Conditions(link=LINK))
+    )
+
+
+def test_a_link_beyond_that_has_become_slow_moves_the_cut_before_it() -> None:
+    """By the first answers that say so: the gateway finishes alone by another row."""
+    assert chosen(LinkMeter.of(LINK)) == chosen(meter(0.041)) == "cut-1"
+    assert chosen(meter(0.4, 0.4)) == "cut-2"
+
+
+def test_a_link_beyond_that_has_become_quick_is_used_more() -> None:
+    """Where the plan thought it slow."""
+    slow = Row(
+        name="cut-1",
+        device=("a",),
+        remote=("b", "c"),
+        device_s=0.01,
+        up_bytes=1_000,
+        remote_s=0.01,
+        beyond_s=0.221,
+        hops=(Hop(tier="cloud", up_bytes=100_000, down_bytes=4_000, up_s=0.2, down_s=0.001),),
+    )
+    plan = Plan(model="m", device_class="pi", rows=(slow, NEAR, LOCAL), link=LINK)
+    made = LinkMeter.of(LINK)
+    for _ in range(5):
+        made = made.went_further(slow, 0.03, 100.0, answered=True)
+    before, after = (choose(plan, one.conditions(remote_ok=True)) for one in (LinkMeter.of(LINK), made))
+    assert before is not None and after is not None and (before.name, after.name) == ("cut-2", "cut-1")
+
+
+def test_what_nobody_tells_any_more_is_forgotten() -> None:
+    """Rows that do not go there measure nothing: after a while the one that does is tried as planned."""
+    slow = meter(0.4, 0.4)
+    assert chosen(slow.forgetting(100.0 + FURTHER_S - 1.0)) == "cut-2"
+    assert chosen(slow.forgetting(100.0 + FURTHER_S)) == "cut-1"
+
+
+def test_a_gateway_that_waited_in_vain_tells_that_it_is_at_least_so_slow() -> None:
+    """It finished alone; the next request goes another way for a while."""
+    assert chosen(meter(2.0, answered=False)) == "cut-2"
+    assert chosen(meter(0.0, answered=False)) == "cut-1"  # refused at once: nothing was learnt of the link
+
+
+def test_a_row_that_goes_no_further_says_nothing_of_it() -> None:
+    """Whatever a gateway claims."""
+    made = LinkMeter.of(LINK)
+    assert made.went_further(NEAR, 1.0, 100.0, answered=True) == made
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1e4), st.booleans()), max_size=30))
+def test_no_claim_of_a_gateway_makes_a_figure_that_cannot_be(told: list[tuple[float, bool]]) -> None:
+    """Seconds stay finite and not negative, and a row is always chosen."""
+    made = LinkMeter.of(LINK)
+    for seconds, answered in told:
+        made = made.went_further(FAR, seconds, 100.0, answered=answered)
+    now = made.conditions(remote_ok=True)
+    for figure in (latency_s(FAR, now), slowest_s(FAR, now), energy_j(FAR, now, Power(idle_watts=1.0))):
+        assert 0.0 <= figure < 1e9
+    assert choose(PLAN, now) is not None

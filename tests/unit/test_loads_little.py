@@ -1,0 +1,45 @@
+"""What starts often loads little: a thin client's command, a child that tries a model, a server beside a controller."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from edgesplit_cli.late_commands import LateCommands
+from edgesplit_cli.main import COMMANDS, cli
+
+NOTHING_BIG = ("scipy", "sqlalchemy", "fastapi", "onnx", "onnxruntime", "matplotlib")
+LOADS = [
+    ("from edgesplit_cli.main import cli; cli.commands['device']", (*NOTHING_BIG, "numpy")),
+    ("from edgesplit_cli.main import cli; cli.commands['deploy']", NOTHING_BIG),
+    ("import edgesplit_partitioner.check_run", ("scipy", "sqlalchemy")),
+    ("import edgesplit_partitioner.measured_run", ("scipy", "sqlalchemy")),
+    ("import edgesplit_controller.golden_run", ("scipy", "sqlalchemy", "fastapi")),
+    ("import edgesplit_controller.offload_server", NOTHING_BIG),
+    ("import edgesplit_controller.up", ("scipy", "matplotlib")),
+]
+
+
+@pytest.mark.parametrize(("starts", "without"), LOADS)
+def test_what_it_does_not_need_is_not_loaded(starts: str, without: tuple[str, ...]) -> None:
+    """Each costs a tenth of a second or more, at every start."""
+    command = [sys.executable, "-c", f"import sys; {starts}; print(*sys.modules)"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in without if name in loaded] == []
+
+
+def test_every_command_is_where_it_is_said_to_be() -> None:
+    """Those that nobody calls are not loaded, so that nothing else would notice."""
+    assert sorted(cli.commands) == sorted(COMMANDS) and len(cli.commands) == len(COMMANDS)
+    assert {name: command.name for name, command in cli.commands.items()} == {name: name for name in COMMANDS}
+
+
+def test_a_name_that_is_no_command_loads_nothing() -> None:
+    """It is told, as of any group; and commands may still be added and taken away."""
+    commands = LateCommands({"device": "devices"})
+    assert "devise" not in commands and commands.get("devise") is None
+    commands["more"] = cli.commands["doctor"]
+    del commands["device"]
+    assert list(commands) == ["more"] and commands["more"].name == "doctor"
