@@ -123,6 +123,7 @@ class Conversation:
             return
         assert self._asked is not None
         keep = self._keep = self._asked.keep_alive and not self._host.is_stopping
+        self._step = self._write
         length = sum(map(len, response.body))
         try:
             head = head_bytes(response.status, response.headers, length, keep=keep)
@@ -132,7 +133,6 @@ class Conversation:
             return
         self._out = [head] if self._asked.head.method == "HEAD" else [head, *response.body]
         self._until = monotonic() + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
-        self._step = self._write
 
     def is_late(self, now: float) -> bool:
         """Has it taken longer than it may? It is over then, or will be."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent_world import eventually
 from edgesplit import http1, http_head
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, MalformedMessage, NotFound, UsageError
 from edgesplit.http1 import Request, Response, Server, json_response
@@ -361,8 +362,9 @@ def test_line_breaks_in_a_response_header_never_leave(kind: Kind) -> None:
     server = kind(lambda _: Response(200, {"x": "a\r\nset-cookie: b"}))
     server.start()
     answer = raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
-    server.stop()
     assert b"set-cookie" not in answer
+    eventually("it does not count as running, or a stop would wait for it", lambda: server._running == 0)
+    server.stop()
 
 
 def test_the_handler_is_told_who_the_verified_client_is(kind: Kind, tmp_path: Path) -> None:
