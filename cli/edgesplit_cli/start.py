@@ -1,4 +1,4 @@
-"""The console script: ends quietly where Ctrl-C comes before the commands are loaded, which takes half a second."""
+"""The console script: ends quietly where Ctrl-C comes before the commands are loaded."""
 
 from __future__ import annotations
 

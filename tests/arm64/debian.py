@@ -8,6 +8,7 @@ from it is believed as ever: by Debian's signature.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def install_tools(*packages: str) -> None:
     for words in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", "-q", *words], env=quiet, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise NotHere(f"Debian's {' '.join(packages)} cannot be installed: {done.stderr.strip()[-500:]}")
+            why = why_not_fetched(done.stderr)
+            raise NotHere(f"{why}Debian's {' '.join(packages)} cannot be installed: {done.stderr.strip()[-500:]}")
 
 
 def _private_apt(release: str, machine: str, folder: Path) -> Path:
@@ -71,6 +73,7 @@ def _private_apt(release: str, machine: str, folder: Path) -> Path:
         f'Dir::State::status "/dev/null";\nDir::Cache "{folder / "cache"}";\nAPT::Architecture "{machine}";\n'
         f'APT::Architectures {{ "{machine}"; }};\n'
         'APT::Sandbox::User "root";\nAcquire::Languages "none";\nAcquire::Retries "3";\n'
+        'APT::Update::Error-Mode "any";\n'  # a list that did not come would be told as a package that does not exist
     )
     return configuration
 
@@ -78,7 +81,21 @@ def _private_apt(release: str, machine: str, folder: Path) -> Path:
 def _checked(argv: list[str], folder: Path) -> None:
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise NotHere(f"{' '.join(argv[:4])}: {(done.stderr or done.stdout).strip()[-500:]}")
+        said = (done.stderr or done.stdout).strip()
+        raise NotHere(f"{why_not_fetched(said)}{' '.join(argv[:4])}: {said[-500:]}")
+
+
+def why_not_fetched(said: str) -> str:
+    """A sentence before apt's own words where it is the mirror that gave nothing; empty for anything else."""
+    if re.search(r"\b429\b|Too Many Requests", said):
+        what = "Debian's mirror limits how much is fetched, and has had enough of us for now"
+    elif re.search(r"\b40[134]\s+\w|\b5\d\d\s+\w", said):
+        what = "Debian's mirror refuses what was asked for"
+    elif re.search(r"resolv|[Cc]ould not connect|[Uu]nable to connect|[Cc]onnection (refused|timed out|failed)", said):
+        what = "Debian's mirror cannot be reached"
+    else:
+        return ""
+    return f"{what}: run it again later, or name another one in EDGESPLIT_DEBIAN_MIRROR; what is here is kept. "
 
 
 def _output(argv: list[str]) -> str:

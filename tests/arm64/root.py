@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arm64.debian import NotHere, archive, install_tools
+from arm64.debian import NotHere, archive, install_tools, why_not_fetched
 from arm64.emulator import Emulator
 
 UNREAD = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
@@ -57,7 +57,8 @@ def make_root(recipe: Recipe, emulator: Emulator, cache: Path) -> Path:
         done = subprocess.run(argv, stdout=said, stderr=said, env=os.environ | {"TMPDIR": str(work)}, check=False)
     remove_root(work, emulator)
     if done.returncode != 0:
-        raise NotHere(f"no root was made; {log} ends: {log.read_text(errors='replace')[-1500:]}")
+        told = log.read_text(errors="replace")
+        raise NotHere(f"{why_not_fetched(told)}no root was made; {log} ends: {told[-1500:]}")
     coming.replace(made)
     return made
 

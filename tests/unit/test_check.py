@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from edgesplit.errors import ModelRefused, UsageError
+from edgesplit.errors import Interrupted, ModelRefused, UsageError
 from edgesplit.inputs import parse_input_spec
 from edgesplit.plan import Row
 from edgesplit.release import FileName
@@ -135,6 +135,14 @@ def test_a_cut_that_kills_the_runtime_is_that_cuts_answer(monkeypatch: pytest.Mo
     assert verdicts[2] == "refused" and "signal 9" in report.cuts[2].why
     assert verdicts[:2] + verdicts[3:] == ["exact"] * (len(verdicts) - 1)
     assert not report.fine
+
+
+def test_a_check_that_somebody_ended_blames_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the children too: that is no runtime that died of a cut."""
+    monkeypatch.setattr(check, "CHILD", (*KILLED[:2], KILLED[2].replace("os.getpid(), 9", "os.getpid(), 15")))
+    model = tiny.prepared("chain")
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        check_model(model, model.graph, jobs=1)
 
 
 def test_a_model_that_kills_the_runtime_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

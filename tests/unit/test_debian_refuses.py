@@ -1,0 +1,28 @@
+"""What `make test-arm64` says where Debian's archive gives nothing: whose fault it is, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from arm64.debian import why_not_fetched
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("E: Failed to fetch http://deb/pool/q.deb  429  Too Many Requests [IP: 10.0.0.1 80]", "limits"),
+        ("Err:2 http://deb trixie InRelease\n  403  Forbidden [IP: 10.0.0.1 80]", "refuses"),
+        ("  503  Service Unavailable", "refuses"),
+        ("Err:1 http://deb bookworm InRelease\n  Temporary failure resolving 'deb'", "cannot be reached"),
+        ("W: Could not connect to deb:80 (10.0.0.1). - connect (111: Connection refused)", "cannot be reached"),
+    ],
+)
+def test_a_mirror_that_gives_nothing_is_told_as_that(said: str, told: str) -> None:
+    """Before apt's own words; a run that is begun again goes on with what is here."""
+    assert told in why_not_fetched(said) and "run it again later" in why_not_fetched(said)
+
+
+@pytest.mark.parametrize("said", ["dpkg: error processing package 5.2", "E: Sub-process exited unexpectedly (1)", ""])
+def test_another_failure_is_not_put_on_the_mirror(said: str) -> None:
+    """Then apt's words stand alone."""
+    assert why_not_fetched(said) == ""
