@@ -170,3 +170,21 @@ def test_cancelled_timers_are_forgotten() -> None:
         hub.call_later(1e9, lambda: None).cancel()
 
     assert len(hub._timers) < 2_500
+
+
+def test_those_who_keep_each_other_busy_do_not_keep_the_network_waiting() -> None:
+    """A crowded fleet read nothing for so long that the broker took its devices for dead."""
+    looks = 0
+
+    def look(_seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+
+    hub = Hub(idle=look)
+
+    def again() -> None:
+        hub.call_later(0.0, again)
+
+    again()
+    assert hub.run(60.0, until=lambda: looks >= 3)
+    hub.close()

@@ -96,6 +96,10 @@ class Task:
         self._done.notify_all()
 
 
+LOOK_AGAIN_S = 0.05
+"""In real time: how long what is due is done before it is looked again what has come."""
+
+
 class Hub:
     """A `Pace` whose work is done in turn. With `idle`, in real time: `idle(seconds)` sleeps at most so long."""
 
@@ -216,7 +220,9 @@ class Hub:
         if now >= end:
             return False
         idle(max(0.0, min(due, end) - now))
-        while self._timers and self._timers[0][0] <= time.monotonic() and not self._stopping:
+        # Who is done makes others due: without an end to it nobody would look at the network any more.
+        look_again = time.monotonic() + LOOK_AGAIN_S
+        while self._timers and self._timers[0][0] <= time.monotonic() < look_again and not self._stopping:
             self._do_next()
         return True
 
