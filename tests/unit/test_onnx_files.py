@@ -153,7 +153,7 @@ def test_hang_of_onnxruntime_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_memory_bomb_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that asks for more memory than a model may have is refused."""
-    monkeypatch.setattr(optimise, "MEMORY_BYTES", 2**28)
+    monkeypatch.setattr(optimise, "MEMORY_BYTES", 2**26)
     with pytest.raises(ModelRefused):
         prepare_model(tiny.chain())
 
