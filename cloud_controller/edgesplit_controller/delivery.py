@@ -339,8 +339,7 @@ class Delivery:
             self._charge(device, len(found or b"") / floods.BYTES_PER_UNIT)
             for piece in pieces(wish.path, found):
                 topic, payload = messages.topic(device, "fetched"), messages.encode(piece)
-                if self._channel is None or not self._channel.publish(topic, payload, correlation=correlation):
-                    self._publish(topic, payload, correlation=correlation, wait_s=5.0)  # the queue is full: wait
+                self._send(topic, payload, correlation)
         elif isinstance(wish, messages.FetchChunks):
             chunks = check_wish(wish, self._sources.release_chunks)
             with self._purses_changed:
@@ -396,11 +395,11 @@ class Delivery:
                     log.error("chunk %s: %s", one.chunk[:12], error)
                     continue
                 if not one.to:
-                    self._send_chunk(messages.chunk_topic(one.chunk), payload)
+                    self._send(messages.chunk_topic(one.chunk), payload)
                 for device in one.to:
-                    self._send_chunk(messages.topic(device, "fetched"), payload, bytes.fromhex(one.chunk))
+                    self._send(messages.topic(device, "fetched"), payload, bytes.fromhex(one.chunk))
 
-    def _send_chunk(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
+    def _send(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
         if self._channel is None or not self._channel.publish(topic, payload, correlation=correlation):
             self._publish(topic, payload, correlation=correlation, wait_s=5.0)  # the session's queue is full: wait
 

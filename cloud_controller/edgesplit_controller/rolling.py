@@ -6,7 +6,7 @@ row itself. `step` may run in one controller at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -180,9 +180,8 @@ class _Fleet:
     devices: _Sums = field(default_factory=lambda: _Sums(RolledRow))
     models: _Sums = field(default_factory=lambda: _Sums(ModelRolledRow))
 
-    def add(self, session: Session, rows: Iterable[Any]) -> None:
+    def add(self, session: Session, rows: Sequence[Any]) -> None:
         """Some messages."""
-        rows = list(rows)
         speakers = _speakers(session, {row.device for row in rows})
         for row in rows:
             speaker, message = speakers[row.device], row.content

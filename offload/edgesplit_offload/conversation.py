@@ -111,7 +111,7 @@ class Conversation:
         except (OSError, Left) as error:  # ssl.SSLError is an OSError
             log.debug("connection ended: %s", error)
             self.close()
-        except Exception:
+        except Exception:  # a fault of ours ends this connection, and no other
             log.exception("a connection failed")
             self.close()
 

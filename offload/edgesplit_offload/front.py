@@ -140,7 +140,7 @@ class Front:
         self._asking = conversation
         try:
             self._handler.handle(request, route, partial(self._answer, conversation))
-        except Exception as error:
+        except Exception as error:  # whatever it is, the client hears of it
             log.exception("%s %s failed", request.method, request.path)
             conversation.answer(error_response(500, f"internal error: {type(error).__name__}"))
         finally:

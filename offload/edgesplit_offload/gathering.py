@@ -86,7 +86,7 @@ class Gathering:
         """On another thread: the model first."""
         try:
             self._shelf.model(asked.model).half.load()
-        except Exception as error:
+        except Exception as error:  # whatever it is, the process that asked hears of it
             self._loop.post(partial(host.refuse, asked.number, error))
             return
         left_s = None if deadline is None else max(0.0, deadline - monotonic())

@@ -94,7 +94,7 @@ class Inferring:
         visit = self._visits.begin(request)
         try:
             model = self._shelf.known(route.name) if route.is_quick else None
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is the answer
             self._fail(error, visit, "", answer, began)
             return
         if model is None or not model.half.is_loaded:
@@ -122,7 +122,7 @@ class Inferring:
             with visit.working():
                 model = self._shelf.model(route.name)
                 visit.model, visit.row = model.served, model.row.name
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is the answer
             self._fail(error, visit, "", answer, began)
             return
         inference = self._read(request, route, model, visit, answer, began)
@@ -132,7 +132,7 @@ class Inferring:
             if not model.half.is_loaded:
                 with visit.timeline.phase(LOAD):
                     model.half.load()
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is the answer
             self._fail(error, visit, model.name, answer, began)
             return
         self._loop.post(partial(self._queue, inference))
@@ -153,7 +153,7 @@ class Inferring:
                 asked, inputs = given(request, model)
             if asked.parameters:
                 patience_s = oip.timeout_s(asked.parameters)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is the answer
             visit.timeline.since(DECODE, began)
             self._fail(error, visit, model.name, answer, began)
             return None
@@ -174,7 +174,7 @@ class Inferring:
                 or not self._elsewhere.takes(half.kind, one.model.name, one, self._here)
             ):  # fmt: skip
                 self._here(one)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is the answer
             self._fail(error, one.visit, one.model.name, one.answer, one.began)
 
     def _here(self, job: Job) -> None:
@@ -215,7 +215,7 @@ class Inferring:
             visit.tell(headers, seconds)
             took_s = now - one.began
             headers[SECONDS_HEADER], headers[LOAD_HEADER] = f"{took_s:.6f}", f"{self._turns.load:.3f}"
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is the answer
             self._fail(error, visit, one.model.name, one.answer, one.began)
             return
         self._visits.ended(visit, "answered", seconds=seconds)

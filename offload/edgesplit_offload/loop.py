@@ -240,7 +240,7 @@ class Loop:
             if ready is not None:
                 try:
                     ready(what)
-                except Exception:
+                except Exception:  # the other connections are looked after all the same
                     log.exception("a connection failed")
             if self._is_enough(len(self._ready)):
                 break
@@ -310,5 +310,5 @@ class _Watcher:
 def _guarded(call: Call) -> None:
     try:
         call()
-    except Exception:
+    except Exception:  # whoever leads goes on leading
         log.exception("serving failed")

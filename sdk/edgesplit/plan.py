@@ -283,8 +283,7 @@ def _on_first_hop(row: Row, now: Conditions) -> tuple[float, float]:
 
 def beyond_s(row: Row, now: Conditions) -> float:
     """Seconds on the links beyond the first: as planned, but for the next of them where it was measured."""
-    planned = further_link(row)
-    if planned is None or now.further is None:
+    if now.further is None or (planned := further_link(row)) is None:
         return row.beyond_s
     hop = row.hops[0]
     others_s = row.beyond_s - planned.rtt_s - hop.up_s - hop.down_s

@@ -123,7 +123,7 @@ class Asked:
             live = run(self.lane.order, self._wants, self._always or self._given(), timing)
             for name, view in self._outputs:
                 _put(view, live[name])
-        except Exception as error:
+        except Exception as error:  # whatever the model did, the client asks the agent, and the agent counts it
             log.warning("asked by a lane: %s", error)
             words.failed()
             words.end()
