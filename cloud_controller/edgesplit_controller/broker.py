@@ -157,9 +157,12 @@ class Broker:
         )
         self._command = [program, "-c", str(self._config_file)]
         self._supervisor.start()
+        deadline = monotonic() + timeout_s
         try:
             problem = self._outcome.get(timeout=timeout_s)
-        except queue.Empty:
+            if problem is None:
+                _knock(self.host, self.port, deadline)
+        except (queue.Empty, TimeoutError):
             problem = UsageError(f"mosquitto did not listen on port {self.port} within {timeout_s:g} s{self._said()}")
         if problem is not None:
             self.stop()
@@ -304,6 +307,24 @@ def _check_port(host: str, port: int) -> None:
         raise UsageError(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another with --mqtt-port"
         ) from error
+
+
+def _knock(host: str, port: int, deadline: float) -> None:
+    """Return once a connection there is looked after; TimeoutError at the monotonic `deadline`.
+
+    mosquitto forgets a SIGTERM that reaches it between saying that it runs and beginning its loop: whoever died in
+    that moment would leave it behind. A connection that we end at once, it ends only from its loop.
+    """
+    address = _address(host, port)[1]
+    try:
+        with socket.create_connection(address, max(deadline - monotonic(), 0.01)) as link:
+            link.shutdown(socket.SHUT_WR)
+            while link.recv(1024):
+                pass
+    except TimeoutError:
+        raise
+    except OSError:  # reset, or mosquitto has died, which the supervisor sees to
+        return
 
 
 def _free_port(host: str) -> int:

@@ -261,6 +261,33 @@ def test_a_controller_killed_at_once_takes_its_broker_with_it(tmp_path: Path) ->
     process.communicate("")
 
 
+SLOW_TO_LISTEN = """#!{python}
+import pathlib, socket, sys, time
+_, port, host = next(line for line in open(sys.argv[2]) if line.startswith("listener ")).split()
+with socket.create_server((host, int(port))) as door:
+    print("this one is running", file=sys.stderr, flush=True)
+    time.sleep(0.3)
+    pathlib.Path("{looked_after}").touch()
+    while True:
+        door.accept()[0].close()
+"""
+
+
+def test_a_broker_has_started_when_it_looks_after_connections(tmp_path: Path) -> None:
+    """mosquitto says that it runs a moment before its loop does, and forgets a SIGTERM of that moment: who died then
+    left it behind."""
+    looked_after = tmp_path / "looked-after"
+    program = tmp_path / "slow"
+    program.write_text(SLOW_TO_LISTEN.format(python=sys.executable, looked_after=looked_after))
+    program.chmod(0o700)
+    broker = Broker(tmp_path / "broker", BrokerWorld(tmp_path).server, 0, program=str(program))
+
+    broker.start()
+
+    assert looked_after.exists()
+    broker.stop()
+
+
 def test_a_leftover_broker_does_not_block_the_next_start(own: BrokerWorld) -> None:
     """A mosquitto of ours that outlived its controller is ended, known by its pid file and its command line."""
     own.close()
