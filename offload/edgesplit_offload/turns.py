@@ -69,6 +69,11 @@ class Turns:
         return len(self._waiting.queue)
 
     @property
+    def begins_by(self) -> float:
+        """When what waits for company does so no longer."""
+        return self._waiting.begins_by
+
+    @property
     def running(self) -> int:
         """Requests in runs."""
         with self._lock:
@@ -136,7 +141,7 @@ class Turns:
         results = self._away(_results, run.members)
         seconds = monotonic() - began
         with self._lock:
-            self._waiting.end(run)
+            self._waiting.end(run, began + seconds)
             went_well = True
             for one, result in zip(run.members, results, strict=True):
                 if isinstance(result, BaseException):
@@ -170,7 +175,7 @@ class Turns:
         while (run := self._waiting.begin(now)) is not None:
             staying = [one for one in run.members if self._still_wanted(one, now)]
             if not staying:
-                self._waiting.end(run)
+                self._waiting.end(run, now)
                 continue
             run.members[:] = staying
             for one in staying:
