@@ -28,7 +28,7 @@ _MOST_HABITS = 4_096
 log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Guest(Job):
     """A request that another process reads."""
 

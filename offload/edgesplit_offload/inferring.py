@@ -56,7 +56,7 @@ class Route(NamedTuple):
     """Content codings that its client takes."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Inference(Job):
     """One request, once it is known to be one that can run."""
 

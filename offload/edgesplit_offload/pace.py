@@ -75,28 +75,26 @@ class Pace:
 
     def ran(self, together: int, seconds: float) -> None:
         """A run is over."""
-        self._runs += 1
-        for scale in range(min(together.bit_length(), _SCALES)):
-            self._tried[scale] = self._runs
         before = self.seconds(together)
-        if before > 0:
-            part = SMOOTHING * (min(seconds / before, OUTLIER) - 1)
+        part = SMOOTHING * (min(seconds / before, OUTLIER) - 1) if before > 0 else 0.0
+        if self.most > 1:
+            self._runs += 1
+            for scale in range(min(together.bit_length(), _SCALES)):
+                self._tried[scale] = self._runs
             for size in self._seconds:
                 self._seconds[size] *= 1 + part * SHARED
-            self._seconds[together] = before * (1 + part)
-        else:
-            self._seconds[together] = seconds
+        self._seconds[together] = before * (1 + part) if before > 0 else seconds
         if together == 1:
             self.alone_s = min(seconds, self.alone_s * FORGETTING) if self.alone_s else seconds
 
     def seconds(self, together: int = 1) -> float:
         """Expected of a run of so many; 0 while nothing is known."""
+        if together in self._seconds:
+            return self._seconds[together]
         sizes = sorted(self._seconds)
         if not sizes:
             return 0.0
         place = bisect_left(sizes, together)
-        if place < len(sizes) and sizes[place] == together:
-            return self._seconds[together]
         if place == 0 or place == len(sizes):  # beyond what is known: in proportion, which is never too short
             nearest = sizes[min(place, len(sizes) - 1)]
             return self._seconds[nearest] * max(1.0, together / nearest)

@@ -37,7 +37,7 @@ class Home(Protocol):
         ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """One request that wants to run. What runs is `run` on the `given` of all that share the run."""
 
@@ -69,7 +69,7 @@ class Job:
         return math.inf if self.deadline is None else self.deadline
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Run:
     """Requests that run together."""
 
