@@ -33,7 +33,8 @@ RACE_GAIN_S = 0.001
 KEEP = 0.9
 """The row that is held is raced with unless it saves less than this part of what the best would."""
 KNOWN = 8
-"""Before so many transfers were measured the plan's link is believed: no races, no haste."""
+"""Before so many transfers were measured the plan's link is believed, no races and no haste, unless one of them had no
+answer in time."""
 PACE = 1.25
 """A cap on the clock that moves by less than this factor is the same day."""
 OVER = 1.05
@@ -97,7 +98,7 @@ class Situation:
     @property
     def knows(self) -> bool:
         """Enough was measured to doubt the plan's link."""
-        return self.meter.transfers >= KNOWN
+        return self.meter.transfers >= KNOWN or self.meter.unanswered > 0
 
     def conditions(self) -> Conditions:
         """As a plan chooses by them."""

@@ -30,7 +30,9 @@ PROBE_TIMEOUT_S = 5.0
 OVERDUE_S = 0.75
 """A request unanswered for so long, and three times what it should take, with no other answered since: nobody there."""
 UNHEARD_S = 0.5
-"""A cloud that loses every race is believed to live for so long since it was last heard of."""
+"""A cloud that loses every race is believed to live for so long since it was last heard of; then it is pinged."""
+UNANSWERED_S = 10.0
+"""Pings do not answer requests: a cloud that loses every race and answered none for so long is as good as gone."""
 LONGEST_WAIT_S = 3600.0
 WAKE_UP = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 """Assumed until the first plan says what link it was made for."""
@@ -56,6 +58,8 @@ class Cloud:
         self._doubted_at: float | None = None
         self._cold = False
         """A request was called off, and its connection with it: another is opened before the next request needs it."""
+        self._last_bytes = 0
+        """That the last request sent up, and which may still be on their way."""
         self._watch = threading.Condition()
         self._stopping = False
         self._watcher = threading.Thread(target=self._watch_link, name="link", daemon=True)
@@ -126,7 +130,7 @@ class Cloud:
         """The exchange, and what it teaches. Never raises; blocks until `timeout_s` at the most."""
         sent_at = monotonic()
         with self._lock:
-            self._last_sent = sent_at
+            self._last_sent, self._last_bytes = sent_at, asked.up_bytes
         try:
             if self._remote is None:
                 return RemoteFailure("refused", "there is no offload server")
@@ -139,16 +143,19 @@ class Cloud:
         return outcome
 
     def outrun(self, up_bytes: int, waited_s: float) -> None:
-        """The device was quicker, before the cloud was late: the link is no quicker than that, and nobody failed. But
-        a cloud that only ever loses, and was not heard of for a while, is as good as one that failed."""
+        """The device was quicker, before the cloud was late: the link is no quicker than that, and nobody failed. A
+        cloud that was not heard of for a while is asked whether it lives, for a slow link and a dead cloud lose races
+        alike; one that lives, and only ever loses, is in the end as good as one that failed."""
         now = monotonic()
         with self._lock:
             self._cold = True
-            unheard = now - self._heard_at > UNHEARD_S
-            if self._meter is not None and not unheard:
+            unheard, unanswered = now - self._heard_at > UNHEARD_S, now - self._answered_at > UNANSWERED_S
+            if self._meter is not None and not unanswered:
                 self._meter = self._meter.gave_up(up_bytes, waited_s, now)
-        if unheard:
+        if unanswered:
             self.gave_up(up_bytes, waited_s)
+        elif unheard:
+            self.doubt(waited_s)
         self._wake_watcher()
 
     def gave_up(self, up_bytes: int, waited_s: float) -> None:
@@ -269,6 +276,7 @@ class Cloud:
         with self._lock:
             self._last_sent = sent_at
             doubted, self._doubted_at = self._doubted_at is not None, None
+            beside_bytes = self._last_bytes if doubted or not self._breaker.lets_through else 0  # else: long through
             rtt_s = self._meter.rtt_s if self._meter else 0.0
         pinged_s = remote.ping(DOUBT_S + 4 * rtt_s if doubted else PING_TIMEOUT_S + 8 * rtt_s)
         if isinstance(pinged_s, RemoteFailure):
@@ -281,7 +289,7 @@ class Cloud:
             self._heard_at = now
             state = self._breaker.state
             if self._meter is not None:
-                self._meter = self._meter.round_trip(pinged_s)
+                self._meter = self._meter.round_trip(pinged_s, beside_bytes)
         if was != state:
             log.warning("breaker: the cloud is there again, trying it")
         if not doubted:

@@ -33,6 +33,8 @@ REMEMBERS_FADES = 50
 """Fades are rare and costly: how often they come is averaged over so many transfers."""
 FADE = 2.0
 """An exchange that takes more than so many times what was expected of it, round trip and all, met a fade."""
+FADED = 100.0
+"""How many times slower than believed a link may be that has just faded."""
 DRIFT = 0.3
 """How much wider, per root of a second, the belief becomes while nothing is heard of the link."""
 FURTHER_S = 60.0
@@ -57,6 +59,8 @@ class LinkMeter(msgspec.Struct, frozen=True):
     heard_at: float = -math.inf
     """Of the monotonic clock: when a transfer last told something of the rate. Before: the plan's link is
     believed."""
+    unanswered: int = 0
+    """Transfers that had no answer for longer than they should have taken: the link is not what was believed."""
     further: LinkMeter | None = None
     """Of the link beyond, by what a gateway tells of it; None: nothing was told of late."""
     further_at: float = -math.inf
@@ -87,9 +91,15 @@ class LinkMeter(msgspec.Struct, frozen=True):
         spread = min(WIDEST, math.sqrt(self.spread**2 + DRIFT**2 * min(silent_s, 1e3)))
         return Odds(rest_s, up_bytes * self.up_s_per_byte, spread, self.fades)
 
-    def round_trip(self, seconds: float) -> LinkMeter:
-        """After an exchange so small that only the round trip counts (the server's own time already taken off)."""
+    def round_trip(self, seconds: float, beside_bytes: int = 0) -> LinkMeter:
+        """After an exchange so small that only the round trip counts (the server's own time already taken off).
+
+        `beside_bytes` of ours may have been on their way up, by a link that may just have faded: an exchange that took
+        longer than believed may have waited behind them. One that took longer than even that tells of the round trip.
+        """
         seconds = max(seconds, 0.0)
+        if self.rtt_s < seconds <= self.rtt_s + FADED * beside_bytes * self.up_s_per_byte:
+            return self
         weight = 0.5 if seconds < self.rtt_s else 0.3
         return replace(self, rtt_s=self.rtt_s + weight * (seconds - self.rtt_s))
 
@@ -104,7 +114,7 @@ class LinkMeter(msgspec.Struct, frozen=True):
         up_s = seconds - self.rtt_s
         if up_bytes <= 0 or up_s / up_bytes <= self.up_s_per_byte:
             return self
-        return self._believing(up_bytes, up_s, self.rtt_s, now)
+        return replace(self._believing(up_bytes, up_s, self.rtt_s, now), unanswered=self.unanswered + 1)
 
     def _believing(self, up_bytes: int, up_s: float, rtt_s: float, now: float | None) -> LinkMeter:
         """The next belief: a scalar Kalman step, the transfer's uncertainty being the round trip's jitter."""

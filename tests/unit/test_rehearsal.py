@@ -108,6 +108,13 @@ def test_a_link_that_flaps_turns_little_over(phase_s: float, low: float, high: f
     assert mean_s(told) <= 1.10 * best_static_s(here)
 
 
+def test_a_link_that_fades_before_it_is_known_costs_one_patience() -> None:
+    """Of the plan's link eight transfers were to be believed: each request until then waited in vain for itself."""
+    told = rehearse(scene(phases([1.25e6, 1.25e4], 2.0), 12), Adaptive())
+    assert [place for place, one in enumerate(told) if one.seconds > 0.4] == [4]
+    assert told[5].seconds == pytest.approx(0.35, abs=0.02)  # the processor had to finish the one before
+
+
 def test_a_link_that_is_gone_loses_nothing() -> None:
     """Ten seconds without a packet: answered by the device, in time, by every policy but the oracle's help."""
     trace = uplink_trace([*steady(5e5, 4).moments_ms, *(14_000 + one for one in steady(5e5, 4).moments_ms)])
