@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ CLAIM_SLACK_S = 1e-4
 IDLE_CONNECTIONS = 4
 CONNECT_S = 5.0
 """For the handshakes of a new connection: a call cannot be dropped before TCP's is through."""
+RESET = struct.pack("ii", 1, 0)
+"""Of SO_LINGER: closing throws away what is not sent yet, and tells the other side at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +213,11 @@ class _Connection(http.client.HTTPConnection):
             self.sock.settimeout(seconds)
 
     def abort(self) -> None:
-        """Wake whoever waits on this connection, with an error."""
+        """Wake whoever waits on this connection, with an error. What of the request is not under way yet stays here: a
+        goodbye would be sent only behind all of it."""
         if self.sock is not None:
             try:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
             except OSError:
                 return
