@@ -21,6 +21,7 @@ import numpy as np
 from edgesplit.http1 import Left, Request, Response, refusal_response
 from edgesplit.http_head import CONTINUE, END, Asked, Refused, asked_by, head_bytes, waits_for_leave
 from edgesplit.limits import LIMITS
+from edgesplit_offload.habits import Habit
 from edgesplit_offload.loop import GONE, READABLE
 from edgesplit_offload.wire import Part, Wire
 
@@ -73,6 +74,7 @@ class Conversation:
         self._host = host
         self._sock = sock
         self._wire = wire
+        self.habit = Habit(sock.fileno())
         self._step: Callable[[], bool] = self._open
         self._is_readable = True
         self._left = bytearray()

@@ -50,21 +50,23 @@ class Counts:
                 self._add_up()
 
     def _add_up(self) -> None:
-        """Everything noted so far. Holds the lock."""
+        """Everything noted so far, those alike together. Holds the lock."""
+        alike: dict[tuple[str, int], list[_Answered]] = {}
         while self._noted:
             one = self._noted.popleft()
-            told = self._told(one.model)
-            told["inference_count"] += 1
-            told["execution_count"] += one.leads
-            told["last_inference"] = int(one.at * 1e3)
-            stats = told["inference_stats"]
-            _add(stats["success"], one.took_s)
-            for name, phase in _PHASES.items():
-                _add(stats[name], one.seconds.get(phase, 0.0))
-            if one.leads:
-                batch = _of_size(told["batch_stats"], one.together)
+            alike.setdefault((one.model, one.together if one.leads else 0), []).append(one)
+        for (model, together), many in alike.items():
+            told = self._told(model)
+            told["inference_count"] += len(many)
+            told["last_inference"] = max(told["last_inference"], int(many[-1].at * 1e3))
+            took = {name: sum(one.seconds.get(phase, 0.0) for one in many) for name, phase in _PHASES.items()}
+            for name, seconds in {"success": sum(one.took_s for one in many), **took}.items():
+                _add(told["inference_stats"][name], seconds, len(many))
+            if together:
+                told["execution_count"] += len(many)
+                batch = _of_size(told["batch_stats"], together)
                 for name in ("compute_input", "compute_infer", "compute_output"):
-                    _add(batch[name], one.seconds.get(_PHASES[name], 0.0))
+                    _add(batch[name], took[name], len(many))
 
     def failed(self, model: str, took_s: float) -> None:
         """One was not answered."""
@@ -116,8 +118,8 @@ def _nothing() -> dict[str, int]:
     return {"count": 0, "ns": 0}
 
 
-def _add(entry: dict[str, int], seconds: float) -> None:
-    entry["count"] += 1
+def _add(entry: dict[str, int], seconds: float, times: int = 1) -> None:
+    entry["count"] += times
     entry["ns"] += int(seconds * 1e9)
 
 

@@ -51,11 +51,11 @@ class _Line:
         """Send it, at the end of this turn."""
         described, buffers = hop.described(job.given)
         left_s = None if job.deadline is None else max(0.0, job.deadline - monotonic())
-        number = next(self._numbers)
+        number, asker = next(self._numbers), 0 if job.habit is None else job.habit.number
         if not self._waiting:
             self._heard_at = monotonic()
         self._waiting[number] = job, here
-        self._link.send(hop.Run(number, model, left_s, job.client, described), buffers)
+        self._link.send(hop.Run(number, model, left_s, job.client, asker, described), buffers)
         self._loop.look_by(min(job.end, job.arrived + LOOK_UP_S))
         if not self._will_flush:  # all that are read in one turn go by one call of the kernel
             self._will_flush = True

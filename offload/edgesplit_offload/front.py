@@ -22,6 +22,7 @@ from edgesplit.http1 import Left, Request, Response, error_response, turn_away
 from edgesplit.http_head import Asked, Refused
 from edgesplit.limits import LIMITS
 from edgesplit_offload.conversation import HEAD_BYTES, Conversation
+from edgesplit_offload.habits import Habit
 from edgesplit_offload.loop import Loop
 from edgesplit_offload.wire import Plain, Tls
 
@@ -39,8 +40,8 @@ class Handler(Protocol):
         """What can be known of all requests with this head: asked once while a connection's heads are the same."""
         ...
 
-    def handle(self, request: Request, route: object, answer: Answer) -> None:
-        """Have it answered, without waiting: `answer` is called once, from any thread."""
+    def handle(self, request: Request, route: object, habit: Habit, answer: Answer) -> None:
+        """Have it answered, without waiting: `answer` is called once, from any thread. `habit`: the connection's."""
         ...
 
 
@@ -139,7 +140,7 @@ class Front:
         """The handler answers."""
         self._asking = conversation
         try:
-            self._handler.handle(request, route, partial(self._answer, conversation))
+            self._handler.handle(request, route, conversation.habit, partial(self._answer, conversation))
         except Exception as error:  # whatever it is, the client hears of it
             log.exception("%s %s failed", request.method, request.path)
             conversation.answer(error_response(500, f"internal error: {type(error).__name__}"))

@@ -107,10 +107,12 @@ def measured(
     many: RunOne,
     clock: Callable[[], float] = thread_time,
     budget_s: float = BUDGET_S,
+    typical: Callable[[Sequence[float]], float] = median,
 ) -> Gain:
     """What runs take, by how many are in them, and how many should be; none together where it is not worth it.
 
-    Stacking what came apart, and taking the answers apart, is part of what it takes.
+    Stacking what came apart, and taking the answers apart, is part of what it takes. `typical`: of what several runs
+    of one size take.
     """
     rng = np.random.default_rng(0)
     ends = clock() + budget_s, monotonic() + PATIENCE * budget_s
@@ -118,13 +120,13 @@ def measured(
     def is_over() -> bool:
         return clock() >= ends[0] or monotonic() >= ends[1]
 
-    seconds = {1: _time(partial(one, noise(specs, rng)), clock, is_over)}
+    seconds = {1: typical(_times(partial(one, noise(specs, rng)), clock, is_over))}
     for size in SIZES:
         if is_over() or seconds[1] < SHORTEST_RUN_S or seconds[max(seconds)] > LONGEST_RUN_S / 2:
             break
         last = max(seconds)
         inputs = [noise(specs, rng) for _ in range(size)]
-        seconds[size] = _time(partial(_together, many, inputs), clock, is_over)
+        seconds[size] = typical(_times(partial(_together, many, inputs), clock, is_over))
         if last > 1 and _per_request(seconds, last) < FURTHER * _per_request(seconds, size):
             break
     return chosen(seconds)
@@ -148,14 +150,14 @@ def _per_request(seconds: Mapping[int, float], size: int) -> float:
     return max(1e-9, seconds[size] / size)
 
 
-def _time(run: Callable[[], object], clock: Callable[[], float], is_over: Callable[[], bool]) -> float:
+def _times(run: Callable[[], object], clock: Callable[[], float], is_over: Callable[[], bool]) -> list[float]:
     run()  # the first of a size sets up its memory
     taken: list[float] = []
     while len(taken) < REPEATS and (not taken or not is_over()):
         begin = clock()
         run()
         taken.append(clock() - begin)
-    return median(taken)
+    return taken
 
 
 class Background:

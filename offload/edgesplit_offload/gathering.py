@@ -17,16 +17,18 @@ from time import monotonic
 
 from edgesplit.errors import EdgeError, MalformedMessage
 from edgesplit_offload import hop
+from edgesplit_offload.habits import Habit
 from edgesplit_offload.half import FarHalf
 from edgesplit_offload.loop import Loop
 from edgesplit_offload.shelf import Shelf
 from edgesplit_offload.turns import LOOK_UP_S, Turns
 from edgesplit_offload.waiting import Job
 
+_MOST_HABITS = 4_096
 log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Guest(Job):
     """A request that another process reads."""
 
@@ -72,7 +74,10 @@ class Gathering:
         if half is None or not half.is_loaded:
             self._loop.lend(partial(self._load, host, asked, body, deadline))
             return
-        guest = _Guest(tensors, half.run, half.pace, asked.client, deadline, home=host, number=asked.number)
+        guest = _Guest(
+            tensors, half.run, half.pace, asked.client, deadline, home=host, number=asked.number,
+            habit=host.habit(asked.asker),
+        )  # fmt: skip
         host.waiting[guest.number] = guest
         try:
             self._turns.put(guest)
@@ -90,7 +95,7 @@ class Gathering:
             self._loop.post(partial(host.refuse, asked.number, error))
             return
         left_s = None if deadline is None else max(0.0, deadline - monotonic())
-        again = hop.Run(asked.number, asked.model, left_s, asked.client, asked.tensors)
+        again = hop.Run(asked.number, asked.model, left_s, asked.client, asked.asker, asked.tensors)
         self._loop.post(partial(host.asked, again, body))
 
     @property
@@ -107,6 +112,15 @@ class _Host:
         self._loop = loop
         self._link = link
         self.waiting: dict[int, _Guest] = {}
+        self._habits: dict[int, Habit] = {}
+
+    def habit(self, asker: int) -> Habit | None:
+        """Of that connection of the other end's; as many are kept as it may have connections."""
+        if not asker:
+            return None
+        if len(self._habits) >= _MOST_HABITS:
+            self._habits.clear()
+        return self._habits.setdefault(asker, Habit(asker))
 
     def ready(self, _: int) -> None:
         """Something happened at the link."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -161,7 +162,9 @@ class FarHalf:
         wide = [self._piece(one, stacked=True, wide=True) for one in self._slices]
         try:
             with self._memory.lent(self._alone) as alone, self._memory.lent(wide) as many:
-                if keeps_apart(self._inputs, partial(self._outputs_of, alone), partial(self._outputs_of, many)):
+                run = partial(self._outputs_of, many)
+                if keeps_apart(self._inputs, partial(self._outputs_of, alone), run):
+                    self.pace.take(measured(self._inputs, run, run, perf_counter, typical=min).seconds)
                     self._together = wide
         except EdgeError as error:
             log.info("stacks run by one thread each: %s", error)

@@ -65,6 +65,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     left_s: float | None
     """Until its deadline, if it has one."""
     client: str | None
+    asker: int
+    """The connection that it came by, of those that this process reads; 0 is none."""
     tensors: tuple[Described, ...]
 
 

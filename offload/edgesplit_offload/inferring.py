@@ -24,6 +24,7 @@ from edgesplit.runtime import Tensor
 from edgesplit.seen.timeline import DECODE, ENCODE, LOAD, QUEUE, RUN, Phase
 from edgesplit_offload.counts import Counts
 from edgesplit_offload.elsewhere import Elsewhere
+from edgesplit_offload.habits import Habit
 from edgesplit_offload.half import FarHalf
 from edgesplit_offload.loop import Loop
 from edgesplit_offload.shelf import VERSION, RemoteModel, Shelf
@@ -55,7 +56,7 @@ class Route(NamedTuple):
     """Content codings that its client takes."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Inference(Job):
     """One request, once it is known to be one that can run."""
 
@@ -88,7 +89,7 @@ class Inferring:
         self._visits, self._counts = seen
         self._asked = asked
 
-    def begin(self, request: Request, route: Route, answer: Answer) -> None:
+    def begin(self, request: Request, route: Route, habit: Habit, answer: Answer) -> None:
         """See to it that it is answered. By the leader."""
         began = perf_counter()
         visit = self._visits.begin(request)
@@ -98,9 +99,9 @@ class Inferring:
             self._fail(error, visit, "", answer, began)
             return
         if model is None or not model.half.is_loaded:
-            self._loop.lend(partial(self._slowly, request, route, visit, answer, began))
+            self._loop.lend(partial(self._slowly, request, route, habit, visit, answer, began))
             return
-        inference = self._read(request, route, model, visit, answer, began)
+        inference = self._read(request, route, habit, model, visit, answer, began)
         if inference is not None:
             self._queue(inference)
 
@@ -116,7 +117,7 @@ class Inferring:
             SECONDS_HEADER: f"{perf_counter() - began:.6f}", LOAD_HEADER: f"{max(1.0, self._turns.load):.3f}"
         }  # fmt: skip
 
-    def _slowly(self, request: Request, route: Route, visit: Visit, answer: Answer, began: float) -> None:
+    def _slowly(self, request: Request, route: Route, habit: Habit, visit: Visit, answer: Answer, began: float) -> None:
         """What the leader has no time for; then it goes on as ever."""
         try:
             with visit.working():
@@ -125,7 +126,7 @@ class Inferring:
         except Exception as error:  # whatever it is, it is the answer
             self._fail(error, visit, "", answer, began)
             return
-        inference = self._read(request, route, model, visit, answer, began)
+        inference = self._read(request, route, habit, model, visit, answer, began)
         if inference is None:
             return
         try:
@@ -138,7 +139,14 @@ class Inferring:
         self._loop.post(partial(self._queue, inference))
 
     def _read(
-        self, request: Request, route: Route, model: RemoteModel, visit: Visit, answer: Answer, began: float
+        self,
+        request: Request,
+        route: Route,
+        habit: Habit,
+        model: RemoteModel,
+        visit: Visit,
+        answer: Answer,
+        began: float,
     ) -> Inference | None:
         """The request as it can run; None where it has its answer, that it cannot."""
         visit.model, visit.row = model.served, model.row.name
@@ -161,7 +169,7 @@ class Inferring:
         arrived = monotonic()
         return Inference(
             inputs, half.run, half.pace, request.peer, None if patience_s is None else arrived + patience_s,
-            request.closed, arrived=arrived, home=self, model=model, visit=visit, asked=asked, answer=answer,
+            request.closed, habit, arrived=arrived, home=self, model=model, visit=visit, asked=asked, answer=answer,
             accepts=route.accepts, began=began,
         )  # fmt: skip
 

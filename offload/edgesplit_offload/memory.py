@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edgesplit.errors import Busy, ModelRefused
 from edgesplit.runtime import Program
@@ -22,8 +23,7 @@ SESSION_BYTES = 1 << 20
 """What a session takes without weights."""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """What is loaded: a slice of a release, for one input at a time or for stacks."""
 
     release: str
@@ -82,11 +82,10 @@ class Memory:
 
     def has(self, pieces: Sequence[Piece]) -> bool:
         """Are all of them loaded?"""
-        with self._lock:
-            for one in pieces:
-                entry = self._entries.get(one.key)
-                if entry is None or entry.program is None:
-                    return False
+        for one in pieces:
+            entry = self._entries.get(one.key)
+            if entry is None or entry.program is None:
+                return False
         return True
 
     def has_room(self, pieces: Sequence[Piece]) -> bool:

@@ -103,8 +103,8 @@ def runs_at_once(processes: int, threads: int, cores: int | None = None) -> int:
 
 
 def has_cores_for(stack_threads: int, threads: int, cores: int | None = None) -> bool:
-    """May a run of many requests take so many threads, where one takes `threads`? Two such runs have cores then."""
-    return threads < stack_threads and 2 * stack_threads <= (cores or len(os.sched_getaffinity(0)))
+    """May a run of many requests take so many threads, where one takes `threads`? There are cores for it then."""
+    return threads < stack_threads and stack_threads <= (cores or len(os.sched_getaffinity(0)))
 
 
 def engine(options: argparse.Namespace, threads: int | None = None) -> EngineByFormat:

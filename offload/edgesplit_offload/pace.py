@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edgesplit_offload.habits import Returning
+
 SMOOTHING = 0.3
+OUTLIER = 2.0
+"""A run counts as so many times as long as expected at most: one hiccup of the machine says nothing of the next run."""
+SHARED = 1 / 3
+"""What makes runs of one size slower or quicker than expected does so with the other sizes, mostly."""
+HOPE = 0.98
+"""What has not been tried for a while may have become quicker: by so much with each run of less."""
+_SCALES = 10
 FORGETTING = 1.002
 """By how much the shortest run ever seen counts for more with each run: a machine may become slower for good."""
 
@@ -43,12 +53,21 @@ class Pace:
         """Of one request with nothing beside it, about: the shortest seen. 0 before the first run."""
         self.saves_s = 0.0
         """Of a core, by company, as it was measured."""
+        self.returning = Returning()
+        """Its clients that are about to ask again."""
         self._seconds: dict[int, float] = {}
+        self._runs = 0
+        self._tried: list[int] = [0] * _SCALES
+        """When runs of about that many, or more, were last tried, by the power of two."""
 
     def allow(self, gain: Gain) -> None:
         """From now on so many may run together."""
         self._seconds = {**self._seconds, **gain.seconds}
         self.most, self.enough, self.saves_s = gain.most, gain.enough, gain.saves_s
+
+    def take(self, seconds: Mapping[int, float]) -> None:
+        """Runs take so long now, by how many are in them: another engine runs them."""
+        self._seconds = dict(seconds)
 
     def forbid(self) -> None:
         """From now on each runs by itself."""
@@ -56,25 +75,37 @@ class Pace:
 
     def ran(self, together: int, seconds: float) -> None:
         """A run is over."""
-        before = self._seconds.get(together)
-        self._seconds[together] = seconds if before is None else before + SMOOTHING * (seconds - before)
+        before = self.seconds(together)
+        part = SMOOTHING * (min(seconds / before, OUTLIER) - 1) if before > 0 else 0.0
+        if self.most > 1:
+            self._runs += 1
+            for scale in range(min(together.bit_length(), _SCALES)):
+                self._tried[scale] = self._runs
+            for size in self._seconds:
+                self._seconds[size] *= 1 + part * SHARED
+        self._seconds[together] = before * (1 + part) if before > 0 else seconds
         if together == 1:
             self.alone_s = min(seconds, self.alone_s * FORGETTING) if self.alone_s else seconds
 
     def seconds(self, together: int = 1) -> float:
         """Expected of a run of so many; 0 while nothing is known."""
+        if together in self._seconds:
+            return self._seconds[together]
         sizes = sorted(self._seconds)
         if not sizes:
             return 0.0
         place = bisect_left(sizes, together)
-        if place < len(sizes) and sizes[place] == together:
-            return self._seconds[together]
         if place == 0 or place == len(sizes):  # beyond what is known: in proportion, which is never too short
             nearest = sizes[min(place, len(sizes) - 1)]
             return self._seconds[nearest] * max(1.0, together / nearest)
         lower, upper = sizes[place - 1], sizes[place]
         share = (together - lower) / (upper - lower)
         return self._seconds[lower] + share * (self._seconds[upper] - self._seconds[lower])
+
+    def hoped(self, together: int) -> float:
+        """The same by a light heart, for what is worth trying: the longer nothing of that size ran, the quicker."""
+        untried = self._runs - self._tried[min(together.bit_length(), _SCALES) - 1]
+        return max(self.seconds((together + 1) // 2), self.seconds(together) * HOPE**untried)
 
     def seconds_for(self, count: int) -> float:
         """Expected of `count` requests one after the other, as many together as may be."""

@@ -43,6 +43,7 @@ from edgesplit_offload.elsewhere import Elsewhere
 from edgesplit_offload.front import Front
 from edgesplit_offload.gain import CLOCKS, Background
 from edgesplit_offload.gathering import Gathering
+from edgesplit_offload.habits import Habit
 from edgesplit_offload.half import FarHalf, OpenRelease
 from edgesplit_offload.inferring import (
     QUEUE_HEADER,
@@ -70,9 +71,11 @@ log = logging.getLogger(__name__)
 
 WAITING_PER_RUN = 16
 SHORT_RUN_S = 0.005
-"""What is not expected to take longer the leader runs by itself, where nothing else could begin meanwhile."""
-STACK_THREADS = 2
-"""Of a run of several requests, in the process that gathers them: two such runs are on at a time, mostly."""
+"""What is not expected to take longer the leader runs by itself, where nothing else could begin meanwhile, and nobody
+is to be read who would share the next run."""
+STACK_THREADS = 4
+"""Of a run of several requests, in the process that gathers them: on four cores one such run is on at a time, and all
+that come meanwhile share the next."""
 STOP_S = 5.0
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
 SERIES = "series"
@@ -217,7 +220,7 @@ class OffloadServer:
         """All that was ready has been read: do what may run now, this thread or another. By the leader."""
         while (run := self._turns.next_run()) is not None:
             pace, count = run.members[0].pace, len(run.members)
-            is_short = self._turns.is_full() and 0 < pace.seconds(count) <= SHORT_RUN_S
+            is_short = pace.most <= 1 and self._turns.is_full() and 0 < pace.seconds(count) <= SHORT_RUN_S
             if self._turns.waiting:
                 self._loop.post(_nothing)  # whoever leads then looks here again before it waits
             if self._loop.is_mine and not is_short:
@@ -225,6 +228,8 @@ class OffloadServer:
             self._turns.do(run)
             if self._loop.is_mine:
                 return  # what came meanwhile is read before the next
+        if self._turns.begins_by < math.inf and self._loop.is_mine:
+            self._loop.look_by(self._turns.begins_by)
 
     def _look(self, now: float) -> float:
         """Whose time is up? The moment of the next look. By the leader."""
@@ -238,10 +243,10 @@ class OffloadServer:
             return None
         return route_of(found["model"], asked) if found["version"] in (None, VERSION) else None
 
-    def handle(self, request: Request, route: object, answer: Answer) -> None:
+    def handle(self, request: Request, route: object, habit: Habit, answer: Answer) -> None:
         """Have it answered. By the leader, so what may take long is another thread's."""
         if isinstance(route, Route) and request.peer_serial not in self._revoked:
-            self._inferring.begin(request, route, answer)
+            self._inferring.begin(request, route, habit, answer)
         elif request.path.rstrip("/") in self._fixed:
             answer(answer_of(self._answer, request))
         else:

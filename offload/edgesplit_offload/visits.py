@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from time import perf_counter
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, MalformedMessage, TrustError, UsageError
 from edgesplit.http1 import Request
 from edgesplit.seen import families, trace
-from edgesplit.seen.ledger import Entry, Ledger
+from edgesplit.seen.ledger import Form, Ledger
 from edgesplit.seen.spans import OFF, Attributes, Span, Tracer
 from edgesplit.seen.timeline import SERVER_TIMING, Timeline, server_timing
 
@@ -31,7 +32,7 @@ _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Visit:
     """One inference request in here. Phases may be noted from any thread."""
 
@@ -102,22 +103,28 @@ class Visits:
                 "edgesplit.model": visit.model, "edgesplit.row": visit.row, "edgesplit.batch": visit.batch
             }  # fmt: skip
             visit.span.end(told, error)
-        took_s = None if error else perf_counter() - visit.timeline.began
-        self.ledger.record(_entries(visit, how, took_s, visit.timeline.seconds() if seconds is None else seconds))
+        if error:
+            self.ledger.count(families.OFFLOAD_REQUESTS, visit.model, visit.row, how)
+            return
+        took_s = perf_counter() - visit.timeline.began
+        phases = visit.timeline.seconds() if seconds is None else seconds
+        self.ledger.record_alike(
+            _form(visit.model, visit.row, how, tuple(phases)),
+            (1.0, took_s, visit.batch, visit.received, visit.sent, *phases.values()),
+        )
 
 
-def _entries(visit: Visit, how: str, took_s: float | None, phases: Mapping[str, float]) -> Iterator[Entry]:
-    """What is counted of it."""
-    yield families.OFFLOAD_REQUESTS, (visit.model, visit.row, how), 1.0
-    if took_s is None:
-        return
-    model = (visit.model,)
-    yield families.OFFLOAD_REQUEST_S, (visit.model, visit.row), took_s
-    yield families.OFFLOAD_BATCH, model, visit.batch
-    yield families.OFFLOAD_RECEIVED, model, visit.received
-    yield families.OFFLOAD_SENT, model, visit.sent
-    for name, seconds in phases.items():
-        yield families.OFFLOAD_PHASE_S, (visit.model, name), seconds
+@lru_cache(512)
+def _form(model: str, row: str, how: str, phases: tuple[str, ...]) -> Form:
+    """What is counted of one that was answered."""
+    return (
+        (families.OFFLOAD_REQUESTS, (model, row, how)),
+        (families.OFFLOAD_REQUEST_S, (model, row)),
+        (families.OFFLOAD_BATCH, (model,)),
+        (families.OFFLOAD_RECEIVED, (model,)),
+        (families.OFFLOAD_SENT, (model,)),
+        *((families.OFFLOAD_PHASE_S, (model, name)) for name in phases),
+    )
 
 
 def outcome(error: BaseException) -> str:

@@ -18,10 +18,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgesplit.errors import Busy, Crowding
+from edgesplit_offload.habits import Habit
 from edgesplit_offload.pace import Pace
 
 SIDE_BY_SIDE = 2
 """Runs of one model that shares them, unless enough wait for one more: large runs answer more than many."""
+
+
+WORTH = 1.5
+"""So many times what one run saves over two it may take until all are there: meanwhile cores work on bringing them."""
 
 
 class Home(Protocol):
@@ -32,7 +37,7 @@ class Home(Protocol):
         ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """One request that wants to run. What runs is `run` on the `given` of all that share the run."""
 
@@ -43,6 +48,8 @@ class Job:
     deadline: float | None = None
     """By the monotonic clock."""
     is_gone: Callable[[], bool] = lambda: False
+    habit: Habit | None = None
+    """How soon its connection asks again, where that is looked at."""
     arrived: float = 0.0
     queue_s: float = 0.0
     run_s: float = 0.0
@@ -62,7 +69,7 @@ class Job:
         return math.inf if self.deadline is None else self.deadline
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Run:
     """Requests that run together."""
 
@@ -86,9 +93,13 @@ class Waiting:
         self._most_waiting = most_waiting
         self.queue: list[Job] = []
         self.running: set[Run] = set()
+        self.begins_by = math.inf
+        """Nothing may have begun because others are expected: they are no longer from then on."""
 
     def admit(self, job: Job, now: float) -> Job | None:
         """Take it into the queue; returns the one that had to give way. Busy or Crowding where it must stay out."""
+        if job.habit is not None:
+            job.pace.returning.came(job.habit, now)
         self._check_deadline(job, now)
         self._check_share(job, now)
         displaced = None
@@ -103,6 +114,7 @@ class Waiting:
 
     def begin(self, now: float) -> Run | None:
         """The next run that starts now, if there is one."""
+        self.begins_by = math.inf
         if not self.queue or len(self.running) >= self._gathered:
             return None
         first = self.queue[0]
@@ -118,9 +130,12 @@ class Waiting:
         self.running.add(run)
         return run
 
-    def end(self, run: Run) -> None:
+    def end(self, run: Run, now: float) -> None:
         """It is over, however it went."""
         self.running.discard(run)
+        for one in run.members:
+            if one.habit is not None and one.pace.most > 1:
+                one.pace.returning.left(one.habit, now)
 
     def expected_wait_s(self, now: float, joining: Pace | None = None) -> float:
         """Until one that came now would begin, by what runs take; not counting those it could share a run with
@@ -154,15 +169,34 @@ class Waiting:
         return []
 
     def _had_better_gather(self, alike: Sequence[Job], now: float) -> bool:
-        """Runs of this model are on, beside these they are few, and none of them is in a hurry."""
+        """Runs of this model are on, or others are about to ask, beside these they are few, and none of them is in a
+        hurry."""
         pace = alike[0].pace
-        if pace.most <= 1 or len(alike) >= pace.enough:
+        if pace.most <= 1 or len(alike) >= pace.most:
             return False
         others = [run for run in self.running if run.members[0].pace is pace]
+        if not others:
+            return self._had_better_wait_for_them(alike, now)
+        if len(alike) >= pace.enough:
+            return False
         if len(others) < SIDE_BY_SIDE and len(alike) >= sum(len(run.members) for run in others):
             return False
         begins = max(now, min(run.expected_end for run in others))
         return min(one.end for one in alike) > begins + pace.seconds(len(alike))
+
+    def _had_better_wait_for_them(self, alike: Sequence[Job], now: float) -> bool:
+        """Others are about to ask, and one run for all of them is over before two would be."""
+        pace = alike[0].pace
+        expected = pace.returning.expected(now)
+        more = min(expected.clients, pace.most - len(alike))
+        if not more:
+            return False
+        together_s = pace.hoped(len(alike) + more)
+        saves_s = pace.seconds(len(alike)) + pace.seconds(more) - together_s
+        if expected.usually_by - now >= WORTH * saves_s or min(one.end for one in alike) <= expected.until + together_s:
+            return False
+        self.begins_by = min(self.begins_by, expected.until)
+        return True
 
     def _length(self) -> float:
         """Of the queue: those that may share a run are one together."""

@@ -71,6 +71,8 @@ class Plain:
                 sent = self._sock.sendmsg(left if len(left) <= _TOGETHER else left[:_TOGETHER])
             except BlockingIOError:
                 return left
+            if sent == sum(map(len, left)):
+                return []
             done = 0
             while done < len(left) and sent >= len(left[done]):
                 sent -= len(left[done])

@@ -140,11 +140,11 @@ def waits_for_leave(head: Head) -> bool:
 
 def head_bytes(status: int, headers: Mapping[str, str], length: int, *, keep: bool) -> bytes:
     """Status line and headers. A header with a line break in it is a programming error and is never sent."""
-    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
-    for name, value in headers.items():
-        line = f"{name}: {value}"
-        if "\r" in line or "\n" in line:
-            raise ValueError(f"line break in header {name!r}")
-        lines.append(line)
-    lines += [f"content-length: {length}", f"connection: {'keep-alive' if keep else 'close'}", "", ""]
-    return "\r\n".join(lines).encode("latin-1", "replace")
+    told = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if not told.count("\r") == told.count("\n") == len(headers):
+        broken = next(name for name, value in headers.items() if "\r" in f"{name}{value}" or "\n" in f"{name}{value}")
+        raise ValueError(f"line break in header {broken!r}")
+    return (
+        f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\n{told}content-length: {length}\r\n"
+        f"connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
+    ).encode("latin-1", "replace")

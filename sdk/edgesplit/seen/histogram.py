@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds (inclusive, as Prometheus has them), 0.1 ms to 10 s; one more bucket holds what is longer."""
@@ -29,6 +31,12 @@ class Histogram:
         """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count them all."""
+        for place, count in Counter(map(partial(bisect_left, self.bounds), values)).items():
+            self.counts[place] += count
+        self.total += sum(values)
 
     @property
     def count(self) -> int:

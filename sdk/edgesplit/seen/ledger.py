@@ -31,6 +31,8 @@ MOST_NOTED = 4 * NOTED
 """...and so many, where nobody says when there is time for it."""
 Entry = tuple[Family, tuple[str, ...], float]
 """What to count: of which family, with which labels, and by how much (a histogram: the value observed)."""
+Form = tuple[tuple[Family, tuple[str, ...]], ...]
+"""What is counted each time that something happens, without the numbers."""
 
 
 class Series(msgspec.Struct, frozen=True, array_like=True):
@@ -54,6 +56,7 @@ class Ledger:
         self._histograms: dict[tuple[str, tuple[str, ...]], Histogram] = {}
         self._series_of: dict[str, int] = {}
         self._noted: deque[Iterable[Entry]] = deque()
+        self._alike: deque[tuple[Form, Sequence[float]]] = deque()
 
     def count(self, family: Family, *labels: str, by: float = 1.0) -> None:
         """One counter goes up."""
@@ -70,21 +73,45 @@ class Ledger:
             with self._lock:
                 self._add_up()
 
+    def record_alike(self, form: Form, values: Sequence[float]) -> None:
+        """The same for what happens again and again: one value for each part of its form, which is added up together
+        with all that have the same one."""
+        self._alike.append((form, values))
+        if len(self._alike) >= MOST_NOTED:
+            with self._lock:
+                self._add_up()
+
     def add_up_if_due(self) -> None:
         """There is time for it now."""
-        if len(self._noted) >= NOTED:
+        if len(self._noted) + len(self._alike) >= NOTED:
             with self._lock:
                 self._add_up()
 
     def _add_up(self) -> None:
         """Everything noted so far. Holds the lock."""
+        forms: dict[int, tuple[Form, list[Sequence[float]]]] = {}
+        while self._alike:
+            form, values = self._alike.popleft()
+            forms.setdefault(id(form), (form, []))[1].append(values)
+        for form, many in forms.values():
+            try:
+                self._add_alike(form, many)
+            except Exception:  # whoever counts next, or reads, is not to blame
+                log.exception("something could not be counted")
         while self._noted:
             entries = self._noted.popleft()
             try:
                 for family, labels, value in entries:
                     self._add(family, labels, value)
-            except Exception:  # whoever counts next, or reads, is not to blame
+            except Exception:  # here neither
                 log.exception("something could not be counted")
+
+    def _add_alike(self, form: Form, many: Sequence[Sequence[float]]) -> None:
+        for (family, labels), column in zip(form, zip(*many, strict=True), strict=True):
+            if family.kind == "histogram":
+                self._histogram(family, labels).observe_all(column)
+            else:
+                self._add(family, labels, sum(column))
 
     def _add(self, family: Family, labels: tuple[str, ...], value: float) -> None:
         key = (family.name, labels)

@@ -38,7 +38,7 @@ class Phase(NamedTuple):
         return self.ended - self.began
 
 
-@dataclass
+@dataclass(slots=True)
 class Timeline:
     """The phases of one request so far, in the order in which they ended. Appending is safe from any thread."""
 
