@@ -7,6 +7,7 @@ from typing import Any
 from edgesplit.http1 import Handler, Request, answer_of
 from edgesplit.http_head import Asked
 from edgesplit_offload.front import Answer, Front
+from edgesplit_offload.habits import Habit
 from edgesplit_offload.loop import Loop
 
 
@@ -22,7 +23,7 @@ class LoopServer(Front):
         """Nothing is known of it."""
         return None
 
-    def handle(self, request: Request, route: object, answer: Answer) -> None:
+    def handle(self, request: Request, route: object, habit: Habit, answer: Answer) -> None:
         """By whoever has time."""
         self.loop.lend(lambda: answer(answer_of(self._blocking, request)))
 

@@ -32,7 +32,8 @@ LINGER_S = 1.0
 _LINGER_BYTES = 32 * LIMITS.http_header_bytes
 HEAD_BYTES = 16_384
 """Read at once while a head is wanted: small requests come whole."""
-_NOTHING = memoryview(bytearray())
+_EXPECTED_BYTES = 1 << 20
+"""Of a body that comes again: room for more is made only once its head is there."""
 
 
 class Host(Protocol):
@@ -80,6 +81,8 @@ class Conversation:
         self._left = bytearray()
         self._searched = 0
         self._block = b""
+        self._comes_again = False
+        """Is the next request received as if its head were the last one's?"""
         self._asked: Asked | None = None
         self._route: object = None
         self._body = memoryview(b"")
@@ -181,6 +184,10 @@ class Conversation:
         if block != self._block:  # clients ask the same thing again and again
             self._asked = asked_by(block)
             self._route, self._block = self._host.route(self._asked), block
+            self._comes_again = (
+                0 < self._asked.length <= _EXPECTED_BYTES and len(block) < HEAD_BYTES // 2
+                and "expect" not in self._asked.head.headers
+            )  # fmt: skip
         assert self._asked is not None
         length, waits = self._asked.length, waits_for_leave(self._asked.head)
         self._host.begin(length)
@@ -213,8 +220,10 @@ class Conversation:
     def _receive_head(self) -> bool:
         if not self._is_readable:
             return False
+        if self._comes_again and not self._left:
+            return self._receive_again()
         scratch = self._host.scratch
-        count = self._wire.receive(scratch, _NOTHING)
+        count = self._wire.receive(scratch)
         self._is_readable = self._may_have_more(count)
         if count is None:
             return False
@@ -225,12 +234,43 @@ class Conversation:
         self._left += scratch[:count]
         return True
 
+    def _receive_again(self) -> bool:
+        """The next request, whose head is the last one's, mostly: its body is received to where it belongs."""
+        block, asked, scratch = self._block, self._asked, self._host.scratch
+        assert asked is not None
+        begin, body = len(block), np.empty(asked.length, np.uint8).data
+        head, beyond = scratch[:begin], scratch[begin:]
+        count = self._wire.receive(head, body, beyond)
+        self._is_readable = self._may_have_more(count)
+        if count is None:
+            return False
+        if not count:
+            raise Left("closed by the peer")
+        got = count - begin
+        if got < 0 or bytes(head) != block:
+            self._until = monotonic() + LIMITS.handshake_s
+            for room in (head, body, beyond):
+                self._left += room[:count]
+                count = max(0, count - len(room))
+            return True
+        if got > len(body):
+            self._left += beyond[: got - len(body)]
+        self._host.begin(len(body))
+        self._begun = len(body)
+        self._await(body, min(got, len(body)))
+        return True
+
     def _begin_body(self, length: int) -> None:
         body = np.empty(length, np.uint8).data
         got = min(length, len(self._left))
         if got:
             body[:got] = self._left[:got]
             del self._left[:got]
+        self._await(body, got)
+
+    def _await(self, body: memoryview, got: int) -> None:
+        """The rest of this body, of which so much is there."""
+        length = len(body)
         self._body, self._got = body, got
         now = monotonic()
         self._slowest = now + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
@@ -241,7 +281,7 @@ class Conversation:
         """Exactly as many bytes as were told, into memory of their own; what lies behind them is the next request."""
         body, got, beyond = self._body, self._got, self._host.scratch
         while got < len(body):
-            count = self._wire.receive(body[got:], beyond) if self._is_readable else None
+            count = self._wire.receive(body[got:] if got else body, beyond) if self._is_readable else None
             self._is_readable = self._may_have_more(count)
             if count is None:
                 if got > self._got:
@@ -294,7 +334,7 @@ class Conversation:
 
     def _linger(self) -> bool:
         """What a refused peer still sends is read and thrown away for a while."""
-        count = self._wire.receive(self._host.scratch, _NOTHING)
+        count = self._wire.receive(self._host.scratch)
         if count is None:
             return False
         self._drained += count

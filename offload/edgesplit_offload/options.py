@@ -103,7 +103,7 @@ def runs_at_once(processes: int, threads: int, cores: int | None = None) -> int:
 
 
 def has_cores_for(stack_threads: int, threads: int, cores: int | None = None) -> bool:
-    """May a run of many requests take so many threads, where one takes `threads`? Two such runs have cores then."""
+    """May a run of many requests take so many threads, where one takes `threads`? There are cores for it then."""
     return threads < stack_threads and stack_threads <= (cores or len(os.sched_getaffinity(0)))
 
 

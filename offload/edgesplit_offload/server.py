@@ -71,9 +71,11 @@ log = logging.getLogger(__name__)
 
 WAITING_PER_RUN = 16
 SHORT_RUN_S = 0.005
-"""What is not expected to take longer the leader runs by itself, where nothing else could begin meanwhile."""
+"""What is not expected to take longer the leader runs by itself, where nothing else could begin meanwhile, and nobody
+is to be read who would share the next run."""
 STACK_THREADS = 4
-"""Of a run of several requests, in the process that gathers them: two such runs are on at a time, mostly."""
+"""Of a run of several requests, in the process that gathers them: on four cores one such run is on at a time, and all
+that come meanwhile share the next."""
 STOP_S = 5.0
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
 SERIES = "series"

@@ -112,12 +112,10 @@ class Turns:
         whatever running raises."""
         waiter = job.home = _Waiter()
         self.put(job)
-        while not job.is_over and (run := self.next_run()) is not None:
-            self.do(run)
-        if self._waiting.queue:
-            self._lend(self.work)
-        while not waiter.over_by(max(0.001, min(LOOK_UP_S, job.end - monotonic())) if not job.together else LOOK_UP_S):
+        self._work_until_over(job)
+        while not waiter.over_by(self._looks_in_s(job)):
             self.look(monotonic())
+            self._work_until_over(job)
         if job.error is not None:
             raise job.error
         return job.value
@@ -126,6 +124,17 @@ class Turns:
         """Do what may begin, until nothing may."""
         while (run := self.next_run()) is not None:
             self.do(run)
+
+    def _work_until_over(self, job: Job) -> None:
+        while not job.is_over and (run := self.next_run()) is not None:
+            self.do(run)
+        if self._waiting.queue and self.begins_by == math.inf:
+            self._lend(self.work)
+
+    def _looks_in_s(self, job: Job) -> float:
+        """How long its thread may sleep, should nobody wake it."""
+        by = self.begins_by if job.together else min(self.begins_by, job.end)
+        return max(0.001, min(LOOK_UP_S, by - monotonic()))
 
     def next_run(self) -> Run | None:
         """One that begins now, leaving out who needs no answer any more: whoever asks is to `do` it."""

@@ -29,9 +29,9 @@ class Wire(Protocol):
         """Whether requests may be read now; False: try again at the next event. OSError where it cannot be."""
         ...
 
-    def receive(self, room: memoryview, beyond: memoryview) -> int | None:
-        """How many bytes came, 0 at the end of all; None where there is nothing now. What `room` has no room for may
-        be `beyond`. OSError."""
+    def receive(self, *rooms: memoryview) -> int | None:
+        """How many bytes came, 0 at the end of all; None where there is nothing now. They are in the first room, and
+        where that is full they may be in the next. OSError."""
         ...
 
     def send(self, parts: Sequence[Part]) -> list[Part]:
@@ -53,14 +53,14 @@ class Plain:
         """At once."""
         return True
 
-    def receive(self, room: memoryview, beyond: memoryview) -> int | None:
+    def receive(self, *rooms: memoryview) -> int | None:
         """By one call of the kernel, which gives less than there is room for where there is no more."""
         try:
-            count = self._sock.recvmsg_into((room, beyond))[0]
+            count = self._sock.recvmsg_into(rooms)[0]
         except BlockingIOError:
             self.is_drained = True
             return None
-        self.is_drained = count < len(room) + len(beyond)
+        self.is_drained = count < sum(map(len, rooms))
         return count
 
     def send(self, parts: Sequence[Part]) -> list[Part]:
@@ -102,10 +102,10 @@ class Tls:
         self.peer, self.peer_serial = shown_by(self._sock)
         return True
 
-    def receive(self, room: memoryview, beyond: memoryview) -> int | None:
+    def receive(self, *rooms: memoryview) -> int | None:
         """Of one record at most, of which more may be left: only what has nothing more to give is drained."""
         try:
-            count = self._sock.recv_into(room)
+            count = self._sock.recv_into(rooms[0])
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):  # the last: after its own end
             self.is_drained = True
             return None

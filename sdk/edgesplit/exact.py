@@ -30,7 +30,9 @@ _HEADS = msgspec.json.Decoder(RequestHead)
 _PARTS = attrgetter("name", "shape", "datatype", "parameters", "data")
 _MOST_FORMS = 16
 _MOST_HEADS = 64
-"""JSON parts that come again and again and are known, of one model."""
+"""JSON parts that come again and again and are known, of one model..."""
+_LONGEST_HEAD = 4_096
+"""...none longer than that."""
 
 
 class Layout(NamedTuple):
@@ -120,6 +122,8 @@ class Words:
 
     def _keep(self, words: bytes, inputs: Mapping[str, Tensor], at: int, known: _Known) -> None:
         """Know it when it comes a third time: many come once, with an id of their own."""
+        if len(words) > _LONGEST_HEAD:
+            return
         if words not in self._heads:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()

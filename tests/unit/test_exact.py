@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -47,17 +48,20 @@ def changed(change: Any) -> tuple[bytes, int]:
     ],
 )
 def test_what_is_recognised_is_what_it_says(request_: oip.InferRequest) -> None:
-    """Inputs, outputs, id, parameters: as `oip` reads them, and the inputs are views of the body."""
-    raw, length = body(request_)
-    found, whole = words().exactly(raw, length), oip.decode_request(raw, length)
-    assert found is not None
-    assert {name: one.tolist() for name, one in found.inputs.items()} == {
-        name: one.tolist() for name, one in whole.inputs.items()
-    }
-    assert [one.dtype for one in found.inputs.values()] == [one.dtype for one in whole.inputs.values()]
-    assert not any(one.flags.owndata for one in found.inputs.values())
-    told = (found.outputs, found.id, found.parameters, found.binary_outputs)
-    assert told == (whole.outputs, whole.id, whole.parameters, whole.binary_outputs)
+    """Inputs, outputs, id, parameters: as `oip` reads them, and the inputs are views of the body; also when the same
+    words come again, with other numbers behind them."""
+    mine = words()
+    for times in range(4):
+        raw, length = body(dataclasses.replace(request_, inputs={n: times * t for n, t in request_.inputs.items()}))
+        found, whole = mine.exactly(raw, length), oip.decode_request(raw, length)
+        assert found is not None
+        assert {name: one.tolist() for name, one in found.inputs.items()} == {
+            name: one.tolist() for name, one in whole.inputs.items()
+        }
+        assert [one.dtype for one in found.inputs.values()] == [one.dtype for one in whole.inputs.values()]
+        assert not any(one.flags.owndata for one in found.inputs.values())
+        told = (found.outputs, found.id, found.parameters, found.binary_outputs)
+        assert told == (whole.outputs, whole.id, whole.parameters, whole.binary_outputs)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +92,30 @@ def test_whatever_is_not_exactly_that_is_left_to_others(change: Any) -> None:
 def test_bytes_too_many_too_few_or_not_aligned_are_left_to_others() -> None:
     """No byte beyond the body is looked at, whatever lengths are told."""
     raw, length = changed(lambda told: None)
+    knowing = words()
+    for _ in range(3):
+        assert knowing.exactly(raw, length) is not None
     for spoilt, told in ((raw[:-1], length), (raw + b"x", length), (raw, None), (raw, len(raw) + 1), (b"", 0)):
         assert words().exactly(spoilt, told) is None
+        assert knowing.exactly(spoilt, told) is None
     json = raw[:length].rstrip()
     odd = json + b" " * (1 + -len(json) % 8)
     assert words().exactly(odd + raw[length:], len(odd)) is None
     for cut in range(len(raw)):
         assert words().exactly(raw[:cut], length) is None
+        assert knowing.exactly(raw[:cut], length) is None
+
+
+def test_words_that_never_come_again_are_not_kept() -> None:
+    """Ids of their own, or heads as long as somebody likes: what is known of them stays small."""
+    mine = words()
+    for number in range(1_000):
+        raw, length = body(oip.InferRequest({"a": A, "b": B}, id=str(number)))
+        assert mine.exactly(raw, length) is not None
+    long, length = body(oip.InferRequest({"a": A, "b": B}, id="x" * 10_000))
+    for _ in range(3):
+        assert mine.exactly(long, length) is not None
+    assert sum(map(len, mine._heads)) < 50_000
 
 
 @pytest.mark.parametrize("kind", ["BYTES", "BOOL"])

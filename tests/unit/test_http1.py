@@ -107,6 +107,41 @@ def test_one_connection_serves_many_requests_and_large_bodies(server: AnyServer)
             assert (response.status, response.read() == data + b"tail") == (200, True)
 
 
+def test_a_request_like_the_last_one_is_told_from_one_that_only_looks_like_it(server: AnyServer) -> None:
+    """The same head with other bytes behind it, another head as long, a shorter and a longer one, wherever the bytes
+    are cut, and with the next request behind."""
+
+    def request(path: str, body: bytes) -> bytes:
+        return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+
+    same = request("/blob", b"abcd" * 30)
+    others = [same[:-1] + b"!", request("/path", b"abcd" * 30), request("/blob", b"ab"), request("/blob/of/more", b"")]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answers = sock.makefile("rb")
+
+        def body() -> bytes:
+            head = iter(answers.readline, b"\r\n")
+            (length,) = (int(line.split(b":")[1]) for line in head if line.lower().startswith(b"content-length"))
+            return answers.read(length)
+
+        sock.sendall(same)
+        assert body() == b"abcd" * 30 + b"tail"
+        for other in others:
+            for cut in (0, 1, 10, same.index(b"\r\n\r\n") + 4, len(other) - 1):
+                for stream in (other, same + other + same, other + other):
+                    sock.sendall(stream[:cut])
+                    sock.sendall(stream[cut:])
+                wanted = [other, same, other, same, other, other]
+                for one in wanted:
+                    given = body()
+                    sent = one.partition(b"\r\n\r\n")[2]
+                    if b"/blob " in one:
+                        assert given == sent + b"tail"
+                    else:
+                        assert msgspec.json.decode(given)["size"] == len(sent)
+
+
 def test_requests_sent_in_one_go_are_answered_in_order(server: AnyServer) -> None:
     """What lies behind a body is the next request, however the bytes were cut into packets."""
     one = b"POST /%d HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"

@@ -156,7 +156,7 @@ class Clock:
 
 def made_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight together take as long as one: nothing here depends on what this machine would measure."""
-    monkeypatch.setattr("edgesplit_offload.half.measured", lambda *_: chosen({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}))
+    monkeypatch.setattr("edgesplit_offload.half.measured", lambda *_, **__: chosen({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}))
 
 
 def test_where_it_gains_requests_share_runs_and_give_the_same_bits(

@@ -17,7 +17,7 @@ from edgesplit.client import Connection, Reply
 from edgesplit.errors import Busy, Crowding, EdgeError, InferenceFailed, MalformedMessage, UsageError
 from edgesplit.release import Slice
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_offload import hop
+from edgesplit_offload import habits, hop
 from edgesplit_offload.elsewhere import Elsewhere
 from edgesplit_offload.half import FarHalf
 from edgesplit_offload.hop import Described, Failed, Leave, Link, Message, Ran, Run
@@ -97,13 +97,17 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def ask(server: OffloadServer, timeout_us: int = 0) -> Reply:
+    with closing(Connection("127.0.0.1", server.port)) as connection:
+        return ask_by(connection, timeout_us)
+
+
+def ask_by(connection: Connection, timeout_us: int = 0) -> Reply:
     request = oip.InferRequest({"mid": MID}, id="i", parameters={"timeout": timeout_us} if timeout_us else {})
     buffers, length = oip.encode_request(request)
-    with closing(Connection("127.0.0.1", server.port)) as connection:
-        return connection.exchange(
-            "POST", f"/v2/models/{CUT}/infer", deadline=monotonic() + PATIENCE_S,
-            headers={oip.HEADER_LENGTH: str(length)}, body=buffers,
-        )  # fmt: skip
+    return connection.exchange(
+        "POST", f"/v2/models/{CUT}/infer", deadline=monotonic() + PATIENCE_S,
+        headers={oip.HEADER_LENGTH: str(length)}, body=buffers,
+    )  # fmt: skip
 
 
 def answered(reply: Reply) -> bool:
@@ -162,6 +166,19 @@ def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair
     assert told["inference_count"] == 3
     executions = [server._counts.told()[0]["execution_count"] for server in (pair.first, pair.other)]
     assert sum(executions) == 3
+
+
+@pytest.mark.parametrize("reader", ["first", "other"])
+def test_who_asks_again_and_again_is_known_to_the_process_that_gathers(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """By its connection, whichever process reads it: others that share its runs may wait for it."""
+    monkeypatch.setattr(habits, "LONGEST_S", 60.0)
+    pair.link()
+    with closing(Connection("127.0.0.1", getattr(pair, reader).port)) as connection:
+        for _ in range(2):
+            assert answered(ask_by(connection))
+        assert pair.half(pair.other).pace.returning.expected(0.0).clients == 1
 
 
 def test_a_link_that_breaks_costs_a_second_run_and_no_answer(pair: Pair) -> None:
@@ -284,7 +301,7 @@ def test_messages_arrive_in_order_whatever_their_size() -> None:
     """Small ones many at a time, large bodies in one piece; the end of the other end is the end."""
     ours, theirs = (Link(one) for one in socket.socketpair())
     said = [
-        (Run(1, "m", 0.5, "camera-1", (Described("a", "UINT8", (3,)),)), [memoryview(b"abc")]),
+        (Run(1, "m", 0.5, "camera-1", 7, (Described("a", "UINT8", (3,)),)), [memoryview(b"abc")]),
         (Leave(1), []),
         (Ran(2, 0.1, 3, True, 1.5, ()), [memoryview(bytes(300_000))]),
         *((Failed(number, "Busy", "full", 1.0), [memoryview(b"x" * number)]) for number in range(500)),

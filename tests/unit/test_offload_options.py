@@ -59,8 +59,8 @@ def test_all_runs_together_have_the_cores(cores: int, processes: int, threads: i
     assert given.runs_at_once(processes, threads, cores) == runs
 
 
-@pytest.mark.parametrize(("stack", "threads", "cores", "may"), [(2, 1, 4, True), (2, 1, 3, False), (2, 2, 8, False)])
-def test_stacks_take_several_threads_where_two_of_them_have_cores(
+@pytest.mark.parametrize(("stack", "threads", "cores", "may"), [(4, 1, 4, True), (4, 1, 3, False), (4, 4, 8, False)])
+def test_stacks_take_several_threads_where_there_are_cores_for_them(
     stack: int, threads: int, cores: int, may: bool
 ) -> None:
     """And where that is more than a run takes anyway."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from edgesplit.errors import Busy, Crowding, DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit_offload import turns as turns_module
+from edgesplit_offload.habits import Habit, Returning
 from edgesplit_offload.pace import Gain, Pace
 from edgesplit_offload.turns import Turns
 from edgesplit_offload.waiting import Job, Waiting
@@ -44,7 +47,7 @@ def admitted(waiting: Waiting, *jobs: Job, now: float = 0.0) -> list[list[Job]]:
 
 def end_one(waiting: Waiting, now: float = 1.0) -> list[list[Job]]:
     """The runs that begin when the oldest has ended."""
-    waiting.end(min(waiting.running, key=lambda run: run.began))
+    waiting.end(min(waiting.running, key=lambda run: run.began), now)
     return begun(waiting, now)
 
 
@@ -65,7 +68,7 @@ def test_another_run_begins_beside_the_first_for_as_many() -> None:
     waiting, shared = Waiting(4, 10), pace(most=8, enough=8)
     first = [job(shared) for _ in range(4)]
     assert admitted(waiting, *first) == [[first[0]], [first[1]]]
-    waiting.end(min(waiting.running, key=lambda run: run.began))
+    waiting.end(min(waiting.running, key=lambda run: run.began), 1.0)
     assert begun(waiting, 1.0) == [[first[2], first[3]]]
 
 
@@ -81,7 +84,7 @@ def test_what_shares_runs_has_the_places_that_other_processes_leave_to_it() -> N
     waiting, shared, other = Waiting(1, 10, gathered=2), pace(most=8, enough=8), Pace()
     ours, theirs = [job(shared) for _ in range(2)], [job(other) for _ in range(2)]
     assert admitted(waiting, *theirs, *ours) == [[theirs[0]], [ours[0]]]
-    waiting.end(next(run for run in waiting.running if run.members == [theirs[0]]))
+    waiting.end(next(run for run in waiting.running if run.members == [theirs[0]]), 1.0)
     assert begun(waiting, 1.0) == [[theirs[1]]]
 
 
@@ -122,6 +125,138 @@ def test_who_is_in_a_hurry_does_not_gather() -> None:
     assert admitted(waiting, first, second, patient) == [[first], [second]]
     (members,) = admitted(waiting, hurried)
     assert set(members) == {patient, hurried} or members == [patient]
+
+
+# Those that are about to ask again
+
+LOOP_S = 0.002
+
+
+class Crowd:
+    """Connections that ask again `LOOP_S` after each answer, as programs in a loop do."""
+
+    def __init__(self, count: int) -> None:
+        self.waiting = Waiting(1, 100)
+        self.shared = pace(most=32, enough=8, seconds={1: 0.002, 8: 0.0022, 32: 0.003})
+        self.habits = [Habit(number) for number in range(1, count + 1)]
+        self.now = 0.0
+
+    def ask(self, *numbers: int, deadline: float | None = None) -> list[list[Job]]:
+        """These ask now; the runs that begin."""
+        for number in numbers:
+            one = job(self.shared, deadline=deadline)
+            one.habit = self.habits[number]
+            self.waiting.admit(one, self.now)
+        return begun(self.waiting, self.now)
+
+    def pass_(self, seconds: float) -> list[list[Job]]:
+        """The runs that begin because so much time has passed."""
+        self.now += seconds
+        return begun(self.waiting, self.now)
+
+    def end(self) -> list[list[Job]]:
+        """The one run that is on ends."""
+        (run,) = self.waiting.running
+        self.waiting.end(run, self.now)
+        return begun(self.waiting, self.now)
+
+    def learn(self, again_s: float = LOOP_S) -> None:
+        """All ask, are answered, and ask again so much later, a few times."""
+        for _ in range(4):
+            for number in range(len(self.habits)):
+                self.ask(number)
+            while self.waiting.running:
+                self.now += 0.003
+                self.end()
+            self.now += again_s
+
+
+def sizes(runs: list[list[Job]]) -> list[int]:
+    return [len(one) for one in runs]
+
+
+def test_a_run_begins_when_all_who_are_about_to_ask_have_done_so() -> None:
+    """The first that are back wait for the others, who always ask again at once: one run in place of two."""
+    crowd = Crowd(16)
+    crowd.learn()
+    assert sizes(crowd.ask(*range(8))) == []
+    assert crowd.waiting.begins_by > crowd.now
+    crowd.pass_(0.0005)
+    assert sizes(crowd.ask(*range(8, 16))) == [16]
+    assert crowd.waiting.begins_by == math.inf
+
+
+def test_nobody_waits_long_for_who_does_not_come_back() -> None:
+    """They are expected for half as long again as it takes them usually; then the others run."""
+    crowd = Crowd(16)
+    crowd.learn()
+    assert sizes(crowd.ask(*range(8))) == []
+    by = crowd.waiting.begins_by
+    assert by - crowd.now < 2 * LOOP_S
+    assert sizes(crowd.pass_(by - crowd.now)) == [8]
+
+
+def test_who_asks_now_and_then_is_not_waited_for() -> None:
+    """A camera with a picture each second is not about to ask, whoever waits."""
+    crowd = Crowd(16)
+    crowd.learn(again_s=1.0)
+    assert sizes(crowd.ask(*range(8))) == [8]
+
+
+def test_one_long_pause_is_soon_forgotten() -> None:
+    """Who rested for a minute and then asks again at once is waited for again after a few times."""
+    habit, returning = Habit(1), Returning()
+    returning.left(habit, 0.0)
+    returning.came(habit, 60.0)
+    now = 60.0
+    for _ in range(10):
+        returning.left(habit, now)
+        returning.came(habit, now := now + LOOP_S)
+    returning.left(habit, now)
+    assert returning.expected(now).clients == 1
+    assert habit.again_s < 2 * LOOP_S
+
+
+def test_who_is_in_a_hurry_does_not_wait_for_others() -> None:
+    """Its time would be up before those that are expected are back and all of them have run."""
+    crowd = Crowd(16)
+    crowd.learn()
+    assert sizes(crowd.ask(*range(8), deadline=crowd.now + 0.003)) == [8]
+
+
+def test_nobody_waits_where_one_run_for_all_saves_nothing() -> None:
+    """A model whose runs take twice as long for twice as many gains nothing by it."""
+    crowd = Crowd(16)
+    crowd.shared.take({1: 0.002, 8: 0.016, 16: 0.032, 32: 0.064})
+    crowd.learn()
+    assert sizes(crowd.ask(*range(8))) == [8]
+
+
+def test_a_thread_that_waits_for_its_run_begins_it_when_the_others_do_not_come() -> None:
+    """Nobody else may be there to do so: a gateway's thread takes its turn by itself."""
+    turns, gate, shared = Turns(1, 10), Gate(), pace(most=8, enough=8, seconds={1: 0.04, 8: 0.05})
+    gate.leave.set()
+    gone = Habit(1, again_s=0.02)
+    shared.returning.left(gone, monotonic())
+    assert turns.take(Job(1, gate.run, shared)) == 2
+
+
+def test_large_runs_are_tried_again_after_a_measurement_that_said_they_take_long() -> None:
+    """It was taken while the machine was busy: with each run of fewer it is believed less."""
+    known = pace(most=32, enough=8, seconds={1: 0.002, 16: 0.004, 32: 0.04})
+    for _ in range(200):
+        known.ran(16, 0.004)
+    assert known.seconds(32) == pytest.approx(0.04)
+    assert known.hoped(32) == pytest.approx(0.004)
+    known.ran(32, 0.04)
+    assert known.hoped(32) == pytest.approx(0.04)
+
+
+def test_one_hiccup_says_little_of_the_next_run() -> None:
+    """A run that took a hundred times as long counts as one that took twice as long."""
+    known = pace(most=8, enough=2, seconds={1: 0.002, 8: 0.004})
+    known.ran(8, 0.4)
+    assert known.seconds(8) < 0.006
 
 
 # Refused

@@ -73,6 +73,28 @@ def test_quantiles_of_nothing_and_of_the_endless() -> None:
     assert quantile(SECONDS, ((len(SECONDS), 3),), 0.5) == SECONDS[-1]
 
 
+@given(st.lists(st.tuples(st.sampled_from("ab"), times, st.integers(1, 32))))
+def test_what_is_counted_together_is_the_same_as_one_by_one(happened: list[tuple[str, float, int]]) -> None:
+    """Counters and histograms, whatever came in which order."""
+    forms = {
+        name: (
+            (families.OFFLOAD_REQUESTS, (name, "row", "answered")), (families.OFFLOAD_REQUEST_S, (name, "row")),
+            (families.OFFLOAD_BATCH, (name,)),
+        )
+        for name in "ab"
+    }  # fmt: skip
+    together, singly = Ledger(), Ledger()
+    for name, seconds, batch in happened:
+        values = (1.0, seconds, batch)
+        together.record_alike(forms[name], values)
+        singly.record([(family, labels, one) for (family, labels), one in zip(forms[name], values, strict=True)])
+    assert sorted(told_of(together)) == sorted(told_of(singly))
+
+
+def told_of(ledger: Ledger) -> list[tuple[Any, ...]]:
+    return [(one.family, one.labels, pytest.approx(one.value), one.counts) for one in ledger.series()]
+
+
 def test_what_many_threads_count_is_counted() -> None:
     """Nothing is lost, and the page that Prometheus' parser reads has it."""
     ledger = Ledger()

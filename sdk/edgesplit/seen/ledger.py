@@ -94,18 +94,24 @@ class Ledger:
             form, values = self._alike.popleft()
             forms.setdefault(id(form), (form, []))[1].append(values)
         for form, many in forms.values():
-            for (family, labels), column in zip(form, zip(*many, strict=True), strict=True):
-                if family.kind == "histogram":
-                    self._histogram(family, labels).observe_all(column)
-                else:
-                    self._add(family, labels, sum(column))
+            try:
+                self._add_alike(form, many)
+            except Exception:  # whoever counts next, or reads, is not to blame
+                log.exception("something could not be counted")
         while self._noted:
             entries = self._noted.popleft()
             try:
                 for family, labels, value in entries:
                     self._add(family, labels, value)
-            except Exception:  # whoever counts next, or reads, is not to blame
+            except Exception:  # here neither
                 log.exception("something could not be counted")
+
+    def _add_alike(self, form: Form, many: Sequence[Sequence[float]]) -> None:
+        for (family, labels), column in zip(form, zip(*many, strict=True), strict=True):
+            if family.kind == "histogram":
+                self._histogram(family, labels).observe_all(column)
+            else:
+                self._add(family, labels, sum(column))
 
     def _add(self, family: Family, labels: tuple[str, ...], value: float) -> None:
         key = (family.name, labels)
