@@ -3,7 +3,8 @@
 The choosing, the estimates and the patience are the agent's own code; the link is a trace, the times of device and
 server are the plan's, requests come at a steady rate. One processor and one uplink, each first come, first served. What
 is dropped leaves the link at once but for `stuck_bytes`, which the sockets and the radio hold already. Nothing here
-knows the future but the oracle. No clock, no thread: the same input gives the same answers.
+knows the future but the oracle. No clock, no thread: the same input gives the same answers. Not rehearsed: pings, and
+when the breaker opens.
 """
 
 from __future__ import annotations
