@@ -42,6 +42,8 @@ from trust_world import World, sample_release
 from unit.registry_bench import a_model
 
 PATIENCE_S = 30.0
+SLOW = msgspec.structs.replace(LOCAL, device_s=1.0)
+"""So that the cloud is asked though this machine is busy, and its round trips take long."""
 
 
 # Halves of different releases, at each request
@@ -171,7 +173,7 @@ class Replay:
 
 def test_a_replayed_answer_is_not_taken_for_a_new_request() -> None:
     """E3: a good answer of a moment ago, of the same model and shape, is refused: its id is another request's."""
-    with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.0)) as (engine, cloud, _):
+    with world(SLOW, msgspec.structs.replace(CUT, device_s=0.0)) as (engine, cloud, _):
         eventually("the first look at the link", lambda: cloud.probes >= 2)
         first = engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
         replay = Replay()
@@ -190,7 +192,7 @@ def test_an_answer_in_another_releases_name_is_refused() -> None:
         body = b"".join(good.body).replace(DIGEST.encode(), b"b" * 64)
         return Response(good.status, good.headers, [body])
 
-    with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.0)) as (engine, cloud, _):
+    with world(SLOW, msgspec.structs.replace(CUT, device_s=0.0)) as (engine, cloud, _):
         eventually("the first look at the link", lambda: cloud.probes >= 2)
         cloud.script, cloud.healthy = of_another_release, False
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
