@@ -498,6 +498,7 @@ def test_the_offload_server_goes_and_comes(controller: SmallController, agent: P
     """Answered alone while it is gone, with its help again soon after it is back; nothing fails."""
     made = Made(9)
     controller.deploy(made)
+    agent.extra = ("--emulate",)  # as slow as its plan says: else it wins its races against the cloud
     agent.start()
     eventually("it runs", lambda: agent.runs(made), 60)
     eventually("the cloud helps", lambda: not _alone(agent))
