@@ -238,7 +238,7 @@ def test_a_server_that_lies_about_its_load_is_left_for_the_device() -> None:
 
 def test_requests_for_a_dead_cloud_are_not_paid_for_again_and_again() -> None:
     """Energy exhaustion: a cloud that refuses everything is asked a few times and then probed, not asked each time."""
-    with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.0)) as (engine, cloud, _):
+    with world(SLOW, msgspec.structs.replace(CUT, device_s=0.0)) as (engine, cloud, _):
         eventually("the first look at the link", lambda: cloud.probes >= 2)
         cloud.script, cloud.healthy = (lambda request, good: Response(500, {}, [])), False
         for _ in range(30):
