@@ -14,7 +14,7 @@ import stat
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgesplit.errors import UsageError
@@ -92,22 +92,32 @@ class Segment:
             os.close(descriptor)
 
 
-_LOCK = threading.Lock()
-_open: tuple[weakref.ref[Segment], ...] = ()
+_LOCK = threading.RLock()
+"""One that its holder may take again: garbage is collected at any moment, and what is collected may close segments."""
+_Known = tuple["weakref.ref[Segment]", ...]
+_open: _Known = ()
 """Replaced whole, never changed: every request's tensors are looked up here, without the lock."""
 
 
 def _know(new: Segment) -> None:
     """It is open; those that are gone are forgotten on the way."""
-    global _open
-    with _LOCK:
-        _open = (*(known for known in _open if known() is not None), weakref.ref(new))
+    _change(lambda known: (*(one for one in known if one() is not None), weakref.ref(new)))
 
 
 def _forget(closed: Segment) -> None:
+    _change(lambda known: tuple(one for one in known if one() is not closed))
+
+
+def _change(changed: Callable[[_Known], _Known]) -> None:
+    """Make the open ones what `changed` makes of them; again where others were closed while it did."""
     global _open
     with _LOCK:
-        _open = tuple(known for known in _open if known() is not closed)
+        while True:
+            before = _open
+            after = changed(before)
+            if _open is before:
+                _open = after
+                return
 
 
 def _checked_size(descriptor: int) -> int:

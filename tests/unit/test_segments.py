@@ -1,0 +1,39 @@
+"""Segments of shared memory: which are open is known at every moment, whoever closes them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from edgesplit import segments
+from edgesplit.segments import Segment
+
+PATIENCE_S = 20.0
+
+
+def holds(one: Segment) -> bool:
+    """Is it among the open ones?"""
+    return Segment.of(np.frombuffer(one.memory, np.uint8)) is not None
+
+
+def test_a_collection_amid_closing_closes_others_too() -> None:
+    """Garbage is collected at any moment, also while a segment is being forgotten: what was collected closed its own
+    segments then, and waited for ever for the lock that its own thread held."""
+    first, second, kept = Segment.made(4096), Segment.made(4096), Segment.made(4096)
+
+    garbage = [second]
+
+    def collected() -> None:  # in the place of a reference, so that it happens just there
+        if garbage:
+            garbage.pop().close()
+
+    segments._open = (collected, *segments._open)  # type: ignore[assignment]
+    closing = threading.Thread(target=first.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    segments._open = tuple(one for one in segments._open if one is not collected)  # type: ignore[comparison-overlap]
+
+    assert not closing.is_alive()
+    assert (holds(first), holds(second), holds(kept)) == (False, False, True)
+    kept.close()
