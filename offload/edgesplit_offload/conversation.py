@@ -223,12 +223,9 @@ class Conversation:
         if self._comes_again and not self._left:
             return self._receive_again()
         scratch = self._host.scratch
-        count = self._wire.receive(scratch)
-        self._is_readable = self._may_have_more(count)
+        count = self._received(scratch)
         if count is None:
             return False
-        if not count:
-            raise Left("closed by the peer")
         if not self._left:
             self._until = monotonic() + LIMITS.handshake_s
         self._left += scratch[:count]
@@ -240,12 +237,9 @@ class Conversation:
         assert asked is not None
         begin, body = len(block), np.empty(asked.length, np.uint8).data
         head, beyond = scratch[:begin], scratch[begin:]
-        count = self._wire.receive(head, body, beyond)
-        self._is_readable = self._may_have_more(count)
+        count = self._received(head, body, beyond)
         if count is None:
             return False
-        if not count:
-            raise Left("closed by the peer")
         got = count - begin
         if got < 0 or bytes(head) != block:
             self._until = monotonic() + LIMITS.handshake_s
@@ -281,15 +275,12 @@ class Conversation:
         """Exactly as many bytes as were told, into memory of their own; what lies behind them is the next request."""
         body, got, beyond = self._body, self._got, self._host.scratch
         while got < len(body):
-            count = self._wire.receive(body[got:] if got else body, beyond) if self._is_readable else None
-            self._is_readable = self._may_have_more(count)
+            count = self._received(body[got:] if got else body, beyond) if self._is_readable else None
             if count is None:
                 if got > self._got:
                     self._got = got
                     self._until = min(self._slowest, monotonic() + LIMITS.handshake_s)
                 return False
-            if not count:
-                raise Left("the peer left amid a body")
             got += count
         if got > len(body):
             self._left += beyond[: got - len(body)]
@@ -343,9 +334,14 @@ class Conversation:
             return False
         return True
 
-    def _may_have_more(self, count: int | None) -> bool:
-        """After so much was received. The end of all is told together with the last bytes, and still to be read."""
-        return count is not None and (self.is_gone or not self._wire.is_drained)
+    def _received(self, *rooms: memoryview) -> int | None:
+        """What came into these, and whether there may be more. The end of all is told together with the last bytes, and
+        still to be read."""
+        count = self._wire.receive(*rooms)
+        self._is_readable = count is not None and (self.is_gone or not self._wire.is_drained)
+        if count == 0:
+            raise Left("closed by the peer")
+        return count
 
     def _has_gone(self) -> bool:
         return self.is_gone

@@ -82,7 +82,7 @@ class Memory:
 
     def has(self, pieces: Sequence[Piece]) -> bool:
         """Are all of them loaded?"""
-        for one in pieces:
+        for one in pieces:  # one look at a time, which needs no lock: the next moment may have another answer anyway
             entry = self._entries.get(one.key)
             if entry is None or entry.program is None:
                 return False

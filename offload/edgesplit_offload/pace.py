@@ -44,7 +44,8 @@ class Gain:
 
 
 class Pace:
-    """One model's. Whoever shares a run shares its pace. Not thread-safe: `Turns` asks it under its own lock."""
+    """One model's. Whoever shares a run shares its pace. Not thread-safe: `Turns` asks it under its own lock. Only what
+    was measured (`allow`, `take`, `forbid`) comes without it, whole at a time."""
 
     def __init__(self) -> None:
         self.most = 1
@@ -75,32 +76,22 @@ class Pace:
 
     def ran(self, together: int, seconds: float) -> None:
         """A run is over."""
-        before = self.seconds(together)
+        known = self._seconds  # these and no others: `take` may put others in their place meanwhile
+        before = _expected(known, together)
         part = SMOOTHING * (min(seconds / before, OUTLIER) - 1) if before > 0 else 0.0
         if self.most > 1:
             self._runs += 1
             for scale in range(min(together.bit_length(), _SCALES)):
                 self._tried[scale] = self._runs
-            for size in self._seconds:
-                self._seconds[size] *= 1 + part * SHARED
-        self._seconds[together] = before * (1 + part) if before > 0 else seconds
+            for size in known:
+                known[size] *= 1 + part * SHARED
+        known[together] = before * (1 + part) if before > 0 else seconds
         if together == 1:
             self.alone_s = min(seconds, self.alone_s * FORGETTING) if self.alone_s else seconds
 
     def seconds(self, together: int = 1) -> float:
         """Expected of a run of so many; 0 while nothing is known."""
-        if together in self._seconds:
-            return self._seconds[together]
-        sizes = sorted(self._seconds)
-        if not sizes:
-            return 0.0
-        place = bisect_left(sizes, together)
-        if place == 0 or place == len(sizes):  # beyond what is known: in proportion, which is never too short
-            nearest = sizes[min(place, len(sizes) - 1)]
-            return self._seconds[nearest] * max(1.0, together / nearest)
-        lower, upper = sizes[place - 1], sizes[place]
-        share = (together - lower) / (upper - lower)
-        return self._seconds[lower] + share * (self._seconds[upper] - self._seconds[lower])
+        return _expected(self._seconds, together)
 
     def hoped(self, together: int) -> float:
         """The same by a light heart, for what is worth trying: the longer nothing of that size ran, the quicker."""
@@ -111,3 +102,18 @@ class Pace:
         """Expected of `count` requests one after the other, as many together as may be."""
         whole, rest = divmod(count, self.most)
         return whole * self.seconds(self.most) + (self.seconds(rest) if rest else 0.0)
+
+
+def _expected(seconds: Mapping[int, float], together: int) -> float:
+    if together in seconds:
+        return seconds[together]
+    sizes = sorted(seconds)
+    if not sizes:
+        return 0.0
+    place = bisect_left(sizes, together)
+    if place == 0 or place == len(sizes):  # beyond what is known: in proportion, which is never too short
+        nearest = sizes[min(place, len(sizes) - 1)]
+        return seconds[nearest] * max(1.0, together / nearest)
+    lower, upper = sizes[place - 1], sizes[place]
+    share = (together - lower) / (upper - lower)
+    return seconds[lower] + share * (seconds[upper] - seconds[lower])

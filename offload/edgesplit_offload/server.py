@@ -62,7 +62,7 @@ from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, Tensors,
 from edgesplit_offload.shelf import VERSION, Opener, RemoteModel, Shelf
 from edgesplit_offload.siblings import Alone, Siblings
 from edgesplit_offload.totals import told
-from edgesplit_offload.turns import Turns
+from edgesplit_offload.turns import Turns, is_short
 from edgesplit_offload.visits import RELAYED, Visit, Visits
 from edgesplit_offload.waiting import Job
 from edgesplit_offload.warming import Warming
@@ -219,11 +219,10 @@ class OffloadServer:
     def _run(self) -> None:
         """All that was ready has been read: do what may run now, this thread or another. By the leader."""
         while (run := self._turns.next_run()) is not None:
-            pace, count = run.members[0].pace, len(run.members)
-            is_short = pace.most <= 1 and self._turns.is_full() and 0 < pace.seconds(count) <= SHORT_RUN_S
+            stays = self._turns.is_full() and is_short(run.members[0].pace, SHORT_RUN_S)
             if self._turns.waiting:
                 self._loop.post(_nothing)  # whoever leads then looks here again before it waits
-            if self._loop.is_mine and not is_short:
+            if self._loop.is_mine and not stays:
                 self._loop.hand_over()
             self._turns.do(run)
             if self._loop.is_mine:

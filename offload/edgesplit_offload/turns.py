@@ -128,7 +128,7 @@ class Turns:
     def _work_until_over(self, job: Job) -> None:
         while not job.is_over and (run := self.next_run()) is not None:
             self.do(run)
-        if self._waiting.queue and self.begins_by == math.inf:
+        if job.is_over and self._waiting.queue:  # else nothing may begin now, whoever asks
             self._lend(self.work)
 
     def _looks_in_s(self, job: Job) -> float:

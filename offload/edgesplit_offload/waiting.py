@@ -23,8 +23,6 @@ from edgesplit_offload.pace import Pace
 
 SIDE_BY_SIDE = 2
 """Runs of one model that shares them, unless enough wait for one more: large runs answer more than many."""
-
-
 WORTH = 1.5
 """So many times what one run saves over two it may take until all are there: meanwhile cores work on bringing them."""
 

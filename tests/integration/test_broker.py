@@ -262,11 +262,11 @@ def test_a_controller_killed_at_once_takes_its_broker_with_it(tmp_path: Path) ->
 
 
 SLOW_TO_LISTEN = """#!{python}
-import pathlib, socket, sys, time
+import pathlib, select, socket, sys
 _, port, host = next(line for line in open(sys.argv[2]) if line.startswith("listener ")).split()
 with socket.create_server((host, int(port))) as door:
     print("this one is running", file=sys.stderr, flush=True)
-    time.sleep(0.3)
+    select.select([door], [], [])
     pathlib.Path("{looked_after}").touch()
     while True:
         door.accept()[0].close()

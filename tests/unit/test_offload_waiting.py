@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -250,6 +250,30 @@ def test_large_runs_are_tried_again_after_a_measurement_that_said_they_take_long
     assert known.hoped(32) == pytest.approx(0.004)
     known.ran(32, 0.04)
     assert known.hoped(32) == pytest.approx(0.04)
+
+
+class Interrupted(dict[int, float]):
+    """Seconds by size; whoever goes through them is interrupted."""
+
+    def __init__(self, seconds: dict[int, float], by: Callable[[], object]) -> None:
+        super().__init__(seconds)
+        self._by = by
+
+    def __iter__(self) -> Iterator[int]:
+        sizes = list(super().__iter__())
+        self._by()
+        return iter(sizes)
+
+
+def test_what_is_measured_amid_a_run_does_not_spoil_its_end() -> None:
+    """Another engine's seconds take the place of all that were known, at any moment: sizes that it was not measured for
+    were looked for among them, and a run that had gone well was never told to those who waited for it."""
+    known = pace(most=8, enough=2)
+    known._seconds = Interrupted({1: 0.002, 3: 0.003, 8: 0.004}, lambda: known.take({1: 0.001, 8: 0.002}))
+    known.ran(3, 0.003)
+    assert known.seconds(8) == 0.002
+    known._seconds = Interrupted({1: 0.002, 3: 0.003, 8: 0.004}, lambda: known.take({1: 0.001}))
+    assert 0.003 < known.seconds(5) < 0.004
 
 
 def test_one_hiccup_says_little_of_the_next_run() -> None:

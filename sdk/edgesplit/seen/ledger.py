@@ -69,21 +69,20 @@ class Ledger:
     def record(self, entries: Iterable[Entry]) -> None:
         """All these at once: nobody sees some of them without the others. They may be read later, by any thread."""
         self._noted.append(entries)
-        if len(self._noted) >= MOST_NOTED:
-            with self._lock:
-                self._add_up()
+        self._add_up_beyond(MOST_NOTED)
 
     def record_alike(self, form: Form, values: Sequence[float]) -> None:
         """The same for what happens again and again: one value for each part of its form, which is added up together
         with all that have the same one."""
         self._alike.append((form, values))
-        if len(self._alike) >= MOST_NOTED:
-            with self._lock:
-                self._add_up()
+        self._add_up_beyond(MOST_NOTED)
 
     def add_up_if_due(self) -> None:
         """There is time for it now."""
-        if len(self._noted) + len(self._alike) >= NOTED:
+        self._add_up_beyond(NOTED)
+
+    def _add_up_beyond(self, count: int) -> None:
+        if len(self._noted) + len(self._alike) >= count:
             with self._lock:
                 self._add_up()
 
@@ -103,7 +102,7 @@ class Ledger:
             try:
                 for family, labels, value in entries:
                     self._add(family, labels, value)
-            except Exception:  # here neither
+            except Exception:  # whoever counts next, or reads, is not to blame here either
                 log.exception("something could not be counted")
 
     def _add_alike(self, form: Form, many: Sequence[Sequence[float]]) -> None:
