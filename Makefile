@@ -57,9 +57,9 @@ soak: $(VENV)/.dev
 # Pages that programs write of themselves; a test compares each.
 pages: $(VENV)/.dev
 	$(BIN)/python -m edgesplit_cli.reference > docs/cli.md
-	$(BIN)/python -m edgesplit.seen.reference > docs/metrics.md
-	$(BIN)/python -m edgesplit_controller.api.description > docs/openapi.json
-	$(BIN)/python -m edgesplit_controller.api.declared > docs/access.md
+	$(BIN)/python -m edgesplit.observability.metrics_reference > docs/metrics.md
+	$(BIN)/python -m edgesplit_controller.api.openapi > docs/openapi.json
+	$(BIN)/python -m edgesplit_controller.api.access_reference > docs/access.md
 
 format: $(VENV)/.dev
 	tools/dashboard format

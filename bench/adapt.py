@@ -3,8 +3,8 @@
     bench/adapt.py [TRACE.up …] [--requests N] [--seconds S] [--svg FILE] [--json FILE]
 
 Traces are files in mahimahi's format (its own `*.up` recordings, or any); without one, the synthetic ones in
-`bench/traces`. Everything is emulated: the wide sweep in virtual time (`edgesplit_agent.rehearsal`: the agent's own
-decisions, the plan's seconds), some cells again with the real engine over real sockets on a shaped link.
+`bench/traces`. Everything is emulated: the wide sweep in virtual time (`policy_replay`: the
+agent's own decisions, the plan's seconds), some cells again with the real engine over real sockets on a shaped link.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from policy_replay import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
 from emulated import MODEL, RTT_S, Device, devices, emulated, plan_on, traces
 from record import Target, arguments, finish, percentile
 
 from edgesplit import plan as plans
+from edgesplit.bandwidth_trace import PACKET_BYTES, UplinkTrace
 from edgesplit.errors import EdgeError
 from edgesplit.plan import Conditions, Plan
-from edgesplit.uplink_trace import PACKET_BYTES, UplinkTrace
-from edgesplit_agent.rehearsal import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
 
 NEAR_ORACLE, NO_WORSE = 1.10, 1.05
 SHOWN = "hedged"

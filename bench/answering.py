@@ -25,16 +25,16 @@ from time import perf_counter, sleep
 import numpy as np
 from record import Target, arguments, finish
 
-from edgesplit import oip
 from edgesplit.errors import EdgeError
-from edgesplit.http1 import Request, Response, Server
+from edgesplit.http1.server import Request, Response, Server
+from edgesplit.link_emulation import ShapedLink
+from edgesplit.offload_client.pool import Remote
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Manifest, Slice, TensorSpec
-from edgesplit.remote import Remote
+from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit.testing.link import ShapedLink
-from edgesplit_agent.active import ActiveRelease, plan_for
-from edgesplit_agent.engine import Engine
+from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.worker.host import InProcess
 
 CLASS = "none"

@@ -26,20 +26,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from record import Target, arguments, finish
 
-from edgesplit import messages
 from edgesplit.errors import LinkError
-from edgesplit.identity import Credentials, certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt import Session
+from edgesplit.link_emulation import ShapedLink
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.session import Session
 from edgesplit.plan import Link
-from edgesplit.release import Chunk, SliceFile
-from edgesplit.testing.link import ShapedLink
-from edgesplit_agent.chunks import Assembly, ChunkStore, Layout
-from edgesplit_agent.delivery import ChunkFetcher, own_chunk
-from edgesplit_controller.blobs import BlobStore
-from edgesplit_controller.broker import CONTROLLER, Broker
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
+from edgesplit.release.manifest import Chunk, SliceFile
+from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
+from edgesplit_agent.control.fetcher import ChunkFetcher, own_chunk
+from edgesplit_agent.releases.chunk_store import Assembly, ChunkStore, Layout
+from edgesplit_controller.messaging.broker import CONTROLLER, Broker
+from edgesplit_controller.messaging.delivery import SUBSCRIPTIONS, Delivery, Sources
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.storage.blobs import BlobStore
 
 MBIT = 125_000.0
 PLAIN = "edgesplit/v1/chunk/" + "f" * 64

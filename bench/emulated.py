@@ -20,23 +20,23 @@ import msgspec
 import numpy as np
 import paper_networks as networks
 
-from edgesplit import oip
-from edgesplit.http1 import Request, Response, Server
+from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
+from edgesplit.device_profile import DeviceProfile, load_profile
+from edgesplit.http1.server import Request, Response, Server
+from edgesplit.link_emulation import ShapedLink
+from edgesplit.offload_client.pool import Remote
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.profiles import DeviceProfile, load_profile
-from edgesplit.release import Manifest, Slice, TensorSpec
-from edgesplit.remote import Remote
+from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.emulated import EmulatedProgram
-from edgesplit.testing.link import ShapedLink
-from edgesplit.uplink_trace import UplinkTrace, read_uplink_trace
-from edgesplit_agent.active import ActiveRelease, plan_for
-from edgesplit_agent.engine import Engine, Settings
-from edgesplit_agent.power_watch import PowerWatch
-from edgesplit_agent.stance import Wishes
+from edgesplit_agent.power.mode import Wishes
+from edgesplit_agent.power.monitor import PowerWatch
+from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker.host import InProcess
 from edgesplit_partitioner import Costs, load_costs, plan
-from edgesplit_partitioner.tiers import VaryingLink
+from edgesplit_partitioner.formulation.tiers import VaryingLink
 
 TRACES = Path(__file__).parent / "traces"
 DEVICES = (("alexnet", "raspberrypi4"), ("alexnet", "raspberrypi3b+"), ("vgg", "raspberrypi5"))

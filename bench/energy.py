@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from adapt import harmonic_mean, mean_s, p95_s, scene_of
+from policy_replay import Adaptive, Always, Oracle, Policy, Scene, rehearse
 from emulated import Device, devices, plan_on, traces
 from record import Target, arguments, finish
 
+from edgesplit.bandwidth_trace import UplinkTrace
 from edgesplit.plan import Plan
-from edgesplit.uplink_trace import UplinkTrace
-from edgesplit_agent.rehearsal import Adaptive, Always, Oracle, Policy, Scene, rehearse
-from edgesplit_agent.stance import HEDGE_PART, Mode, Stance
+from edgesplit_agent.power.mode import HEDGE_PART, Mode, Stance
 
 MODES: tuple[Mode, ...] = ("performance", "balanced", "saver")
 BUDGET_PARTS = (0.25, 0.5, 0.75)

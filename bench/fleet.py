@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from record import Target, arguments, finish
 
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError
-from edgesplit.lifetime import ending_with_us, open_as_many_files_as_allowed
-from edgesplit_agent.uplink import Rhythm
-from edgesplit_cli.api import Api
-from edgesplit_cli.demo.story import INPUT_SPEC
-from edgesplit_cli.sim.real import RealFleet
+from edgesplit.process.lifecycle import ending_with_us, open_as_many_files_as_allowed
+from edgesplit_agent.control.mqtt_uplink import Rhythm
+from edgesplit_cli.demo.scenario import INPUT_SPEC
+from edgesplit_simulation.real_controller import RealFleet
 from postgres import Postgres
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def worker(data: Path, folder: Path, first: int, devices: int, rhythm_s: float, 
     """Hold so many devices; say now and then how many are connected, and how many run the release asked about."""
     open_as_many_files_as_allowed()
     fleet = RealFleet(
-        folder, Api.of(data), devices=devices, first=first, prefix="fleet", seed=first,
+        folder, ControllerClient.connect(data), devices=devices, first=first, prefix="fleet", seed=first,
         rhythm=Rhythm(rhythm_s, rhythm_s), group="fleet",
     )  # fmt: skip
     release, started = "", False
@@ -185,7 +185,7 @@ def named(pids: Sequence[int], word: str) -> list[int]:
 class Asking:
     """A thread that asks the API one page after the other, and keeps how long each took, by what went on meanwhile."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ControllerClient) -> None:
         self.meanwhile = "idle"
         self.took: dict[tuple[str, str], list[float]] = {}
         self.failed = 0
@@ -243,7 +243,7 @@ def controller(folder: Path, database: str, rhythm_s: float) -> Iterator[subproc
             [*command, "--database", database], stdout=log, stderr=log, preexec_fn=ending_with_us(signal.SIGTERM)
         )
         try:
-            wait_for(lambda: bool(Api.of(data).get("/v1/health")), "the controller answers")
+            wait_for(lambda: bool(ControllerClient.connect(data).get("/v1/health")), "the controller answers")
             yield process
         finally:
             process.terminate()
@@ -284,7 +284,7 @@ def measure(devices: int, processes: int, folder: Path, database: str) -> dict[s
         brokers = named(family(up.pid), "mosquitto")
         others = [pid for pid in family(up.pid) if pid not in brokers]
         empty = Weight.of(others)
-        asking = Asking(Api.of(data))
+        asking = Asking(ControllerClient.connect(data))
         try:
             results |= phases(fleet, devices, data, others, brokers, empty, asking)
         finally:
@@ -317,7 +317,9 @@ def phases(
     say(f"controller {found['controller_cpu_cores']:.2f} cores, broker {found['broker_cpu_cores']:.2f}")
     asking.meanwhile = "deploying"
     began = time.monotonic()
-    release = Api.of(data).post("/v1/deployments", {"model": "digits", "to": ["group=fleet"]})["release"]
+    release = ControllerClient.connect(data).post("/v1/deployments", {"model": "digits", "to": ["group=fleet"]})[
+        "release"
+    ]
     found["plan_cut_sign_and_tell_s"] = time.monotonic() - began
     began, weighed = time.monotonic(), Weight.of(others)
     fleet.tell("release", release)

@@ -25,15 +25,15 @@ from typing import Any
 
 from record import Target, arguments, finish
 
-from edgesplit.client import Client
+from edgesplit.client.client import Client
+from edgesplit.controller_client.client import ControllerClient
+from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import EdgeError
-from edgesplit_cli.api import Api
 from edgesplit_cli.demo.processes import Child
 from edgesplit_cli.demo.run import digits_folder, free_port
-from edgesplit_cli.demo.story import INPUT_SPEC
-from edgesplit_cli.kit import Target as Device
-from edgesplit_cli.kit import build_kit
-from edgesplit_cli.settings import cache_folder
+from edgesplit_cli.demo.scenario import INPUT_SPEC
+from edgesplit_provisioning.kit import Target as Device
+from edgesplit_provisioning.kit import build_kit
 
 ENGINES = ("onnxruntime", "ai-edge-litert")
 INSTALLED_MB, RESIDENT_MB, CORE = 80.0, 65.0, 0.01
@@ -152,14 +152,17 @@ def needed(found: dict[str, dict[str, Any]], top: str, extras: set[str], without
 
 
 @contextlib.contextmanager
-def running(folder: Path, agent: Path) -> Iterator[tuple[Api, str, int]]:
+def running(folder: Path, agent: Path) -> Iterator[tuple[ControllerClient, str, int]]:
     """A controller, and the agent that was installed, online: the API, the agent's address and process."""
     data = folder / "cloud"
     edgectl = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(data)]
     ports = ["--api-port", "0", "--mqtt-port", "0", "--offload-port", "0"]
     cloud = Child("up", [*edgectl, "up", *ports], folder / "up.log")
     cloud.start()
-    until("the controller answers", lambda: (data / "controller.json").exists() and Api.of(data).get("/v1/health"))
+    until(
+        "the controller answers",
+        lambda: (data / "controller.json").exists() and ControllerClient.connect(data).get("/v1/health"),
+    )
     claim = folder / "data" / "claim.json"
     subprocess.run(
         [*edgectl, "device", "claim", "bench", "--profile", "generic-x86", "--out", str(claim)],
@@ -172,13 +175,13 @@ def running(folder: Path, agent: Path) -> Iterator[tuple[Api, str, int]]:
     url = f"http://127.0.0.1:{port}"
     try:
         until("the agent is online", lambda: status(url)["broker"]["connected"])
-        yield Api.of(data), url, int(device.pid or 0)
+        yield ControllerClient.connect(data), url, int(device.pid or 0)
     finally:
         device.stop()
         cloud.stop()
 
 
-def deploy(folder: Path, api: Api) -> None:
+def deploy(folder: Path, api: ControllerClient) -> None:
     """The digits model, all of it on the device."""
     edgectl = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(folder / "cloud")]
     model = str(digits_folder() / "digits.onnx")

@@ -18,15 +18,15 @@ from typing import Any
 from record import Target, arguments, finish
 from trained import Skipped, Trained, as_the_whole, trained
 
-from edgesplit.inputs import INPUT_LAYER
+from edgesplit.device_profile import list_profiles, load_profile
+from edgesplit.input_spec import INPUT_LAYER
 from edgesplit.links import LINKS
 from edgesplit.plan import Link, Row
-from edgesplit.profiles import list_profiles, load_profile
 from edgesplit_partitioner import Costs, plan
-from edgesplit_partitioner.build_costs import build_costs
-from edgesplit_partitioner.costs import TensorCost
-from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
-from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
+from edgesplit_partitioner.costs.build import build_costs
+from edgesplit_partitioner.costs.model import TensorCost
+from edgesplit_partitioner.profiling.codecs import CodecMeasures, measure_codecs, with_codecs
+from edgesplit_partitioner.profiling.layers import Samples, measure_input, measure_layers, measure_samples
 
 LINK_NAMES = ("wifi", "lte", "3g")
 LEAST_GAIN = 0.98

@@ -24,15 +24,15 @@ from paper_networks import NETWORKS, Network, PaperLayer
 from record import Target, arguments, finish
 from trained import Skipped, Trained, as_the_whole, trained
 
-from edgesplit.inputs import INPUT_LAYER
+from edgesplit.device_profile import DeviceProfile, load_profile
+from edgesplit.input_spec import INPUT_LAYER
 from edgesplit.plan import Conditions, Link, latency_s
-from edgesplit.profiles import DeviceProfile, load_profile
 from edgesplit_partitioner import Costs, load_costs, plan
-from edgesplit_partitioner.build_costs import build_costs
-from edgesplit_partitioner.calibrate import calibrate
-from edgesplit_partitioner.measure import Samples, measure_input, measure_layers, measure_samples
-from edgesplit_partitioner.predict import predict_layers
-from edgesplit_partitioner.radio import RADIOS, Radio
+from edgesplit_partitioner.calibration.calibrate import calibrate
+from edgesplit_partitioner.costs.build import build_costs
+from edgesplit_partitioner.costs.predict import predict_layers
+from edgesplit_partitioner.formulation.radio_energy import RADIOS, Radio
+from edgesplit_partitioner.profiling.layers import Samples, measure_input, measure_layers, measure_samples
 
 ROOT = Path(__file__).parent.parent
 MEGABIT = 125_000.0

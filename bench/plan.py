@@ -19,9 +19,9 @@ from record import Target, arguments, finish, percentile
 
 from edgesplit.links import LINKS
 from edgesplit.plan import Conditions, Link, Power, choose
-from edgesplit_agent.choosing import Held, Situation, decide
-from edgesplit_agent.link_meter import LinkMeter
-from edgesplit_agent.stance import Stance
+from edgesplit_agent.policy.link_estimator import LinkMeter
+from edgesplit_agent.policy.row_selection import Held, Situation, decide
+from edgesplit_agent.power.mode import Stance
 from edgesplit_partitioner import Costs, Plan, load_costs, plan
 
 SHAPES = ("chain", "skips", "branches")

@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from record import Target, arguments, finish, percentile
 
+from edgesplit.device_profile import DeviceProfile, load_profile
 from edgesplit.errors import EdgeError
-from edgesplit.profiles import DeviceProfile, load_profile
-from edgesplit_partitioner.calibrate import calibrate
-from edgesplit_partitioner.graph import Layer
-from edgesplit_partitioner.measure_slices import measure_slices
-from edgesplit_partitioner.onnx_model import PreparedModel, prepare_model
-from edgesplit_partitioner.predict import Prediction, Predictor
+from edgesplit_partitioner.calibration.calibrate import calibrate
+from edgesplit_partitioner.costs.predict import Prediction, Predictor
+from edgesplit_partitioner.ir.graph import Layer
+from edgesplit_partitioner.onnx_format.model import PreparedModel, prepare_model
+from edgesplit_partitioner.profiling.slices import measure_slices
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
 
 ROOT = Path(__file__).parent.parent

@@ -18,15 +18,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from record import Target, arguments, finish
 
-from edgesplit.report import Report, phases
-from edgesplit.seen.exposition import rendered
-from edgesplit.seen.histogram import SECONDS
-from edgesplit.seen.spans import OFF, Tracer
-from edgesplit.seen.timeline import Timeline
-from edgesplit.seen.trace import parse
-from edgesplit_agent.course import Course
-from edgesplit_agent.metrics import RequestMetrics
-from edgesplit_agent.telemetry import Windows
+from edgesplit.observability.histogram import SECONDS
+from edgesplit.observability.phases import Timeline
+from edgesplit.observability.prometheus import rendered
+from edgesplit.observability.trace_context import parse
+from edgesplit.observability.tracing import OFF, Tracer
+from edgesplit.oip.report import Report, phases
+from edgesplit_agent.serving.metrics import RequestMetrics
+from edgesplit_agent.serving.request_trace import Course
+from edgesplit_agent.telemetry.windows import Windows
 
 CALLS, TURNS = 2_000, 15
 REPORT = Report(
@@ -85,7 +85,7 @@ def traced(tracer: Tracer) -> Callable[[], None]:
 
 def served() -> Callable[[], None]:
     """What the offload server does for its header: four phases, and their seconds."""
-    from edgesplit.seen.timeline import server_timing
+    from edgesplit.observability.phases import server_timing
 
     def one() -> None:
         timeline = Timeline()
@@ -103,7 +103,7 @@ def recording() -> Tracer:
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from edgesplit.seen.spans import OtelTracer
+    from edgesplit.observability.tracing import OtelTracer
 
     class Nowhere(InMemorySpanExporter):
         def export(self, spans: Any) -> Any:

@@ -20,13 +20,13 @@ import onnxruntime
 from PIL import Image
 
 from edgesplit.errors import ModelRefused
-from edgesplit.inputs import InputSpec, parse_input_spec, prepare
-from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.measure import Sample
-from edgesplit_partitioner.measure_slices import measured_whole
-from edgesplit_partitioner.model_file import prepare_model
-from edgesplit_partitioner.onnx_model import with_input_layer
-from edgesplit_partitioner.prepared import PreparedModel
+from edgesplit.input_spec import InputSpec, parse_input_spec, prepare
+from edgesplit_partitioner.ir.graph import LayerGraph
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
+from edgesplit_partitioner.model_loader import prepare_model
+from edgesplit_partitioner.onnx_format.model import with_input_layer
+from edgesplit_partitioner.profiling.layers import Sample
+from edgesplit_partitioner.profiling.slices import measured_whole
 from edgesplit_partitioner.slicing import cut_slices
 
 REPOSITORY = Path(__file__).parents[1]

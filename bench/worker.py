@@ -21,14 +21,14 @@ from onnx import TensorProto, helper, numpy_helper
 from record import arguments, finish
 
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Manifest, Slice, TensorSpec
+from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Timing
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit.runtime.setup import Setup
-from edgesplit.segments import Segment
+from edgesplit.runtime.options import Setup
+from edgesplit.shared_memory.segment import Segment
 from edgesplit_agent.worker.host import Job
-from edgesplit_agent.worker.hosted import Hosted
-from edgesplit_agent.worker.judging import Bounds
+from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit_agent.worker.watchdog_policy import Bounds
 
 VALUES = 150 * 1024
 LAYERS, CHANNELS, SIDE = 12, 32, 56

@@ -17,22 +17,22 @@ from urllib.parse import quote_from_bytes
 import msgspec
 
 from assembled import assembled
-from edgesplit.identity import certificate_request, load_or_make_key
-from edgesplit_controller.api.access import COOKIE
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit_controller.access.audit_log import Audit
+from edgesplit_controller.access.authenticator import Gate, a_trickle
+from edgesplit_controller.access.login_throttle import Failures
+from edgesplit_controller.access.operators import Operators, OperatorWish
+from edgesplit_controller.access.request_limits import RateLimit
+from edgesplit_controller.access.sessions import Sessions
+from edgesplit_controller.access.tls_peer import SCOPE, Peer
 from edgesplit_controller.api.app import create_app
-from edgesplit_controller.api.work import Heavy
-from edgesplit_controller.audit import Audit
-from edgesplit_controller.bounds import RateLimit
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.callers import OWNER, Caller, Role
-from edgesplit_controller.database import Database, Deployment, Device, Model, Release, Table
-from edgesplit_controller.gate import Gate, a_trickle
-from edgesplit_controller.operators import Operators, OperatorWish
-from edgesplit_controller.peers import SCOPE, Peer
-from edgesplit_controller.rollout.asked import PLAIN, terms_of
-from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
-from edgesplit_controller.sessions import Sessions
-from edgesplit_controller.throttle import Failures
+from edgesplit_controller.api.authorisation import COOKIE
+from edgesplit_controller.api.dispatch import Heavy
+from edgesplit_controller.caller import OWNER, Caller, Role
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.rollout.request import PLAIN, terms_of
+from edgesplit_controller.storage.database import Database, Deployment, Device, Model, Release, Table
+from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 HOST = "hub.test"
 OWNER_TOKEN = "the owner's"

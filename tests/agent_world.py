@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from edgesplit import oip
-from edgesplit.http1 import Request, Response, Server, error_response
+from edgesplit.http1.server import Request, Response, Server, error_response
+from edgesplit.observability.tracing import OFF, Tracer
+from edgesplit.offload_client.pool import Remote
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Manifest, Slice, TensorSpec
-from edgesplit.remote import Remote
+from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.emulated import EmulatedProgram
-from edgesplit.seen.spans import OFF, Tracer
-from edgesplit_agent.active import ActiveRelease, plan_for
-from edgesplit_agent.engine import Engine, Settings
-from edgesplit_agent.patience import MARGIN_S
+from edgesplit_agent.policy.hedge_timing import MARGIN_S
+from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker.host import InProcess
 
 DIGEST = "a" * 64

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from edgesplit_controller.assembly import Assembly, Foundations
-from edgesplit_controller.blobs import BlobStore
-from edgesplit_controller.ca import Authority
+from edgesplit_controller.app.assembly import Assembly, Foundations
 from edgesplit_controller.controller import Controller
-from edgesplit_controller.database import Database
-from edgesplit_controller.delivery import Delivery
-from edgesplit_controller.leases import Lease
-from edgesplit_controller.repository import Repository
-from edgesplit_controller.rotation import Rotation
+from edgesplit_controller.messaging.delivery import Delivery
+from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.settings import Settings
+from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.leases import Lease
+from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.tuf.rotation import Rotation
 
 
 def assembled(folder: Path, authority: Authority, stack: ExitStack) -> tuple[Controller, Delivery]:

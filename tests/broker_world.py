@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgesplit import identity
-from edgesplit.identity import Credentials
-from edgesplit.lifetime import ending_with_us
-from edgesplit.mqtt import Session
-from edgesplit_controller.broker import Broker, _find
-from edgesplit_controller.broker_files import write_broker_files
-from edgesplit_controller.ca import Authority
+from edgesplit.mqtt.session import Session
+from edgesplit.process.lifecycle import ending_with_us
+from edgesplit.trust import identity
+from edgesplit.trust.identity import Credentials
+from edgesplit_controller.messaging.broker import Broker, _find
+from edgesplit_controller.messaging.broker_config import write_broker_files
+from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.settings import free_port, listen_problem
 
 PATIENCE_S = 20.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgesplit.plan import Link, Power
 from edgesplit_partitioner import Costs, load_costs
-from edgesplit_partitioner.side_limits import Limits
+from edgesplit_partitioner.formulation.constraints import Limits
 
 PACKED = "+zstd"
 TIERS = ("device", "edge", "cloud")

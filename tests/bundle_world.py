@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgesplit.agent_release import AGENT
-from edgesplit.messages import FetchChunks
-from edgesplit.release import Statement, Wanted, decode_manifest, release_digest
-from edgesplit_agent.bundle.command import at_rest
-from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.work import Work
-from edgesplit_cli.bundle.making import Wish, make_bundle
-from edgesplit_cli.bundle.writing import sink
+from edgesplit.mqtt.messages import FetchChunks
+from edgesplit.release.agent_release import AGENT
+from edgesplit.release.manifest import Statement, Wanted, decode_manifest, release_digest
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.updates.actions import Work
+from edgesplit_agent.updates.bundle.command import at_rest
+from edgesplit_provisioning.bundle.build import Wish, make_bundle
+from edgesplit_provisioning.bundle.writer import sink
 from trust_world import DAY, World, sample_release
 from version_world import AgentRelease
 

@@ -22,14 +22,14 @@ import msgspec
 import numpy as np
 
 from agent_world import eventually
-from edgesplit.breaker import Breaker
+from edgesplit.offload_client.circuit_breaker import Breaker
+from edgesplit.offload_client.pool import Remote
 from edgesplit.plan import Row
-from edgesplit.remote import Remote
-from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit.runtime.load import load_slices
-from edgesplit_agent.active import ActiveRelease, plan_for
-from edgesplit_agent.engine import Engine, Settings
-from edgesplit_agent.link_meter import LinkMeter
+from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.loader import load_slices
+from edgesplit_agent.policy.link_estimator import LinkMeter
+from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker.host import InProcess
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, HandmadeRelease

@@ -18,10 +18,10 @@ from uuid import UUID
 
 import pytest
 
-from edgesplit_cli.flash import programs
-from edgesplit_cli.flash.fat import Fat
-from edgesplit_cli.flash.partitions import BASIC_DATA, HEAD_BYTES, read_table
-from edgesplit_cli.kit.description import Described, encode, listed
+from edgesplit_provisioning.image import subprocesses
+from edgesplit_provisioning.image.fat import Fat
+from edgesplit_provisioning.image.partition_table import BASIC_DATA, HEAD_BYTES, read_table
+from edgesplit_provisioning.kit.manifest import Described, encode, listed
 
 MIB = 1 << 20
 BOOT_OFFSET, BOOT_SIZE, ROOT_SIZE = 4 * MIB, 34 * MIB, 3 * MIB
@@ -39,7 +39,7 @@ def needs_card_tools() -> None:
     """Skips where this machine has not what flashing and these images need."""
     for name in ("mcopy", "fsck.vfat", "mkfs.vfat", "mke2fs", "debugfs"):
         try:
-            programs.find(name)
+            subprocesses.find(name)
         except Exception:
             pytest.skip(f"no {name} here: `tools/setup dev` installs mtools and dosfstools")
 
@@ -160,8 +160,8 @@ def _root(file: Path, kind: Kind) -> Path:
 
 
 def _run(*command: str) -> None:
-    answer = programs.run(command)
-    assert answer.returncode == 0, programs.said(answer)
+    answer = subprocesses.run(command)
+    assert answer.returncode == 0, subprocesses.said(answer)
 
 
 def boot_of(file: Path) -> Fat:
@@ -177,7 +177,7 @@ def fsck(file: Path, folder: Path) -> subprocess.CompletedProcess[bytes]:
     with file.open("rb") as raw:
         raw.seek(fat.offset)
         part.write_bytes(raw.read(fat.size))
-    return programs.run(["fsck.vfat", "-n", str(part)])
+    return subprocesses.run(["fsck.vfat", "-n", str(part)])
 
 
 INSTALLER = """#!/bin/sh

@@ -22,9 +22,13 @@ import numpy as np
 import onnx
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from edgesplit import messages
+from edgesplit.crypto.key_wrapping import introduce
 from edgesplit.errors import LinkError
-from edgesplit.identity import (
+from edgesplit.limits import LIMITS
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.session import Session
+from edgesplit.release.manifest import Statement
+from edgesplit.trust.identity import (
     Credentials,
     EnrolmentRequest,
     certificate_request,
@@ -32,11 +36,7 @@ from edgesplit.identity import (
     enrolment_context,
     load_or_make_key,
 )
-from edgesplit.limits import LIMITS
-from edgesplit.mqtt import Session
-from edgesplit.release import Statement
-from edgesplit.trust import TrustStore
-from edgesplit.wrapping import introduce
+from edgesplit.trust.store import TrustStore
 
 PATIENCE_S = 60.0
 RUN = """
@@ -44,7 +44,7 @@ import sys
 from pathlib import Path
 from edgesplit.errors import EdgeError
 from edgesplit_controller.settings import Settings
-from edgesplit_controller.up import run
+from edgesplit_controller.app.main import run
 given = (a.split("=", 1) for a in sys.argv[2:])
 ports = dict(api_port=0, mqtt_port=0, offload_port=0, offload=False)
 ports |= {k: int(v) if v.isdigit() else v for k, v in given}

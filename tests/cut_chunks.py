@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgesplit_partitioner.chunks import Bytes
+from edgesplit_partitioner.ir.chunking import Bytes
 from edgesplit_partitioner.slicing import CutSlice
 
 

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from browser import Browser
 from controller_world import Up, enrolled, tiny_model
-from edgesplit_controller.database import Database
-from edgesplit_controller.rolling import Rolling
+from edgesplit_controller.history.rollup import Rolling
+from edgesplit_controller.storage.database import Database
 from made_fleet import CLASSES, CUTS, Cut, make_fleet, make_history, make_past, make_proposal, want
 
 MODEL = "people"

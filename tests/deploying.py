@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgesplit_controller.database import Database, Deployment
-from edgesplit_controller.director import Director
+from edgesplit_controller.releases.director import Director
+from edgesplit_controller.storage.database import Database, Deployment
 
 
 def deploy(

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from edgesplit_cli.flash.boot_files import BootFiles
+from edgesplit_provisioning.image.boot_files import BootFiles
 
 MOUNT = "/boot/firmware"
 FAKES = {
@@ -56,7 +56,7 @@ class Device:
 
     def insert(self, files: BootFiles) -> None:
         """The card, as it was flashed."""
-        for name, content in (*files.files.items(), ("cmdline.txt", files.kernel_line)):
+        for name, content in (*files.files.items(), ("cmdline.txt", files.cmdline)):
             place = self.boot / name
             place.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, Path):

@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edgesplit.messages import Birth, ModelState, Reported, Telemetry, Window
-from edgesplit_controller.database import Database, Deployment, Desired, Device, Model, Release
-from edgesplit_controller.devices import Devices
-from edgesplit_controller.fleet import Fleet
-from edgesplit_controller.listing import Asked, Listing
-from edgesplit_controller.rolling import Rolling
-from edgesplit_controller.shown_device import shown_device
+from edgesplit.mqtt.messages import Birth, ModelState, Reported, Telemetry, Window
+from edgesplit_controller.fleet.device_view import shown_device
+from edgesplit_controller.fleet.devices import Devices
+from edgesplit_controller.fleet.listing import Asked, Listing
+from edgesplit_controller.fleet.overview import Fleet
+from edgesplit_controller.history.rollup import Rolling
+from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Model, Release
 
 NOW = 1_800_000_000.0
 STALE_S = 10.0

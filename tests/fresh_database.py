@@ -6,7 +6,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from edgesplit_controller.database import Database
+from edgesplit_controller.storage.database import Database
 
 
 def fresh_database(file: Path) -> Database:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgesplit.http1 import Handler, Request, answer_of
-from edgesplit.http_head import Asked
-from edgesplit_offload.front import Answer, Front
-from edgesplit_offload.habits import Habit
-from edgesplit_offload.loop import Loop
+from edgesplit.http1.head import Asked
+from edgesplit.http1.server import Handler, Request, answer_of
+from edgesplit_offload.frontend.event_loop import Loop
+from edgesplit_offload.frontend.server import Answer, Front
+from edgesplit_offload.scheduling.arrivals import Habit
 
 
 class LoopServer(Front):

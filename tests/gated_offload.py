@@ -14,9 +14,9 @@ from time import monotonic
 import msgspec
 import zstandard
 
-from edgesplit import oip
-from edgesplit.client import Connection, Reply
-from edgesplit.release import Slice
+from edgesplit.client.client import Connection, Reply
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CUT, MID

@@ -11,14 +11,14 @@ from time import monotonic
 import msgspec
 import zstandard
 
-from edgesplit import oip
-from edgesplit.client import Connection, Reply
+from edgesplit.client.client import Connection, Reply
 from edgesplit.errors import NotFound, TrustError
-from edgesplit.http1 import Request, Response, Server, error_response
+from edgesplit.http1.server import Request, Response, Server, error_response
+from edgesplit.offload_client.pool import HOP_CAUSE_HEADER, Call, Remote, RemoteFailure
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Hop, Row
-from edgesplit.remote import HOP_CAUSE_HEADER, Call, Remote, RemoteFailure
 from edgesplit.runtime import Tensor
-from edgesplit_offload.onward import Onward
+from edgesplit_offload.inference.gateway_relay import Onward
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, MID, HandmadeRelease
 

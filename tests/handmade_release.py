@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgesplit import oip
 from edgesplit.errors import NotFound
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Manifest, Slice, TensorSpec
+from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 
 DIGEST = "ab" * 32
 DEVICE_CLASS = "raspberrypi3b+"

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edgesplit.client import Client
+from edgesplit.client.client import Client
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError
-from edgesplit.inputs import FRAME
-from edgesplit_cli.api import Api
+from edgesplit.input_spec import FRAME
 from edgesplit_cli.demo.processes import Child
 from edgesplit_cli.demo.run import free_port
-from edgesplit_cli.demo.story import INPUT_SPEC
+from edgesplit_cli.demo.scenario import INPUT_SPEC
 
 REPOSITORY = Path(__file__).parents[1]
 DIGITS = REPOSITORY / "examples" / "digits"
@@ -65,7 +65,7 @@ class Cloud:
     def _answers(self) -> bool:
         if not self.process.running:
             raise AssertionError(f"`edgectl up` ended: {self.process.last_words()}")
-        return bool(Api.of(self.data).get("/v1/health"))
+        return bool(ControllerClient.connect(self.data).get("/v1/health"))
 
     def stop(self) -> None:
         """Stop the agents and the controller."""
@@ -74,9 +74,9 @@ class Cloud:
         self.process.stop()
 
     @property
-    def api(self) -> Api:
+    def api(self) -> ControllerClient:
         """The HTTP API."""
-        return Api.of(self.data)
+        return ControllerClient.connect(self.data)
 
     @property
     def addresses(self) -> dict[str, Any]:

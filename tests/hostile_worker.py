@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from edgesplit_agent.worker import child
-from edgesplit_agent.worker.talk import Channel, Opened, Placed, Ran
+from edgesplit_agent.worker.ipc import Channel, Opened, Placed, Ran
 
 FAR = 2**40
 

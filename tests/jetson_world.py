@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgesplit_cli.jetson.flasher import _LAYOUT
-from edgesplit_cli.jetson.tree import CREATE_USER, FLASHER
+from edgesplit_provisioning.jetson.bsp import CREATE_USER, FLASHER
+from edgesplit_provisioning.jetson.flasher import _LAYOUT
 
 RECORDER = '#!/bin/sh\nprintf "%s\\n" "$0" "$@" >>asked\n[ ! -e fails ] || exit 7\n'
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from edgesplit_cli.kit import description
-from edgesplit_cli.kit.description import Described, encode, listed
+from edgesplit_provisioning.kit import manifest
+from edgesplit_provisioning.kit.manifest import Described, encode, listed
 
-INSTALL = Path(description.__file__).with_name("install.sh")
+INSTALL = Path(manifest.__file__).with_name("install.sh")
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 MACHINE = platform.machine()
 AGENT = """

@@ -19,20 +19,20 @@ import numpy as np
 from onnx import NodeProto
 
 from agent_world import CLASS, DIGEST, X, Y
-from edgesplit import oip
-from edgesplit.http1 import Request, Response, Server, error_response, json_response
-from edgesplit.lane_terms import LANE_PATH, READY, REQUEST, Grant, LaneWish, laid_out
-from edgesplit.release import TensorSpec
+from edgesplit.client.direct.grant import LANE_PATH, READY, REQUEST, Grant, LaneWish, laid_out
+from edgesplit.http1.server import Request, Response, Server, error_response, json_response
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor
-from edgesplit.segments import Segment
-from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.endpoint import Endpoint
-from edgesplit_agent.engine import Engine
-from edgesplit_agent.health import HealthLedger
-from edgesplit_agent.metrics import RequestMetrics
-from edgesplit_agent.request import Answer
-from edgesplit_agent.worker.hosted import Hosted
-from edgesplit_agent.worker.lane_desk import LaneNotes, LaneOrder
+from edgesplit.shared_memory.segment import Segment
+from edgesplit_agent.releases.loaded_release import ActiveRelease
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.http_endpoint import Endpoint
+from edgesplit_agent.serving.metrics import RequestMetrics
+from edgesplit_agent.serving.request import Answer
+from edgesplit_agent.telemetry.release_health import HealthLedger
+from edgesplit_agent.worker.direct_broker import LaneNotes, LaneOrder
+from edgesplit_agent.worker.supervised_host import Hosted
 from worker_world import BOUNDS, PLAIN, Shelf
 
 OTHER_DIGEST = "b" * 64

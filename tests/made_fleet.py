@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edgesplit_controller.buckets import SPANS, Span, begin_of, merged, of_message, of_window
-from edgesplit_controller.database import Database, Deployment, Desired, Device, TelemetryRow
-from edgesplit_controller.replan_tables import ProposalRow
+from edgesplit_controller.history.buckets import SPANS, Span, begin_of, merged, of_message, of_window
 from edgesplit_controller.rollout.terms import Pace, Portion, Rate, Terms
-from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
-from edgesplit_controller.truth_tables import HeardRow, ModelRolledRow, RolledRow
+from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, TelemetryRow
+from edgesplit_controller.storage.tables.device_state import HeardRow, ModelRolledRow, RolledRow
+from edgesplit_controller.storage.tables.replan import ProposalRow
+from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 SESSION = 3
 RTT_S = 0.06

@@ -15,12 +15,12 @@ from time import monotonic
 import msgspec
 import numpy as np
 
-from edgesplit import oip
-from edgesplit.connection import Connection, Reply
+from edgesplit.client.connection import Connection, Reply
 from edgesplit.errors import LinkError, MalformedMessage
-from edgesplit.release import Chunk, SliceFile, encode_manifest
-from edgesplit.releases import write_release
-from edgesplit_controller.repository import Repository
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import Chunk, SliceFile, encode_manifest
+from edgesplit.release_store import write_release
+from edgesplit_controller.tuf.repository import Repository
 from handmade_release import DEVICE_CLASS, MID, graph_bytes, make_manifest
 
 PATIENCE_S = 60.0

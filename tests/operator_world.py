@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit.release import release_digest
-from edgesplit.trust import TrustStore
+from edgesplit.release.manifest import release_digest
+from edgesplit.trust.store import TrustStore
 from edgesplit_cli.signing import signatures_for, signed_release, signed_renewal
-from edgesplit_controller.key_changes import KeyChange, PublicKey
-from edgesplit_controller.rotation import GivenSignature, Rotation
-from edgesplit_controller.signers import make_key_file, public_key
+from edgesplit_controller.tuf.key_change import KeyChange, PublicKey
+from edgesplit_controller.tuf.rotation import GivenSignature, Rotation
+from edgesplit_controller.tuf.signers import make_key_file, public_key
 from trust_world import World, sample_release
 
 OPERATIONS = ("fsync", "replace", "rename", "unlink")

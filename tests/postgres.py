@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from edgesplit.lifetime import ending_with_us
+from edgesplit.process.lifecycle import ending_with_us
 
 PATIENCE_S = 60.0
 PROGRAMS = "/usr/lib/postgresql"

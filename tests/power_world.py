@@ -21,21 +21,22 @@ from typing import Any
 import numpy as np
 
 from agent_world import INPUT, LINK, H, X, Y
-from edgesplit import oip, release
 from edgesplit.errors import InferenceFailed, LinkError
-from edgesplit.messages import ModelState
-from edgesplit.names import ModelRef
+from edgesplit.identifiers import ModelRef
+from edgesplit.mqtt.messages import ModelState
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Chunk, Golden, Manifest, Slice, SliceFile, Statement, Wanted
+from edgesplit.release import manifest
+from edgesplit.release.manifest import Chunk, Golden, Manifest, Slice, SliceFile, Statement, Wanted
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_agent.chunks import ChunkStore
-from edgesplit_agent.engine import Engine
-from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.updates import Step, Updater
-from edgesplit_agent.versions.own_version import OwnVersion
-from edgesplit_agent.work import Work
+from edgesplit_agent.releases.chunk_store import ChunkStore
+from edgesplit_agent.self_update.manager import OwnVersion
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.updates.actions import Work
+from edgesplit_agent.updates.reconciler import Step, Updater
 from edgesplit_agent.worker.host import StartHost, in_process
-from edgesplit_controller.repository import Repository
+from edgesplit_controller.tuf.repository import Repository
 
 DEVICE, MODEL = "cam-1", "tiny"
 NOW = 1_750_000_000.0
@@ -87,14 +88,14 @@ class Tiny:
         self.slices = slices
         row = Row(name="local", device=("a", "b"), device_s=0.05)
         plan = Plan(model=f"{MODEL}@{version}", device_class="pi4", rows=(row,), link=LINK)
-        self.raw = release.encode_manifest(
+        self.raw = manifest.encode_manifest(
             Manifest(
                 model=f"{MODEL}@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
                 inputs=(X,), outputs=(Y,), slices=slices, plans={"pi4": plan},
                 golden=(Golden(chunk(request), chunk(response)),),
             )
         )  # fmt: skip
-        self.digest = release.release_digest(self.raw)
+        self.digest = manifest.release_digest(self.raw)
 
 
 def _file(name: str, pieces: Sequence[bytes]) -> SliceFile:
@@ -124,7 +125,7 @@ class Source:
         for one in made:
             self.repository.add_release(one.raw)
             self.chunks.update(one.chunks)
-            for slice_ in release.decode_manifest(one.raw).slices:
+            for slice_ in manifest.decode_manifest(one.raw).slices:
                 self.files.update(file.sha256 for file in slice_.files)
 
     def say(self, *wanted: Tiny, lasts_s: float = DAY) -> bytes:

@@ -13,14 +13,14 @@ import onnx
 from tuf.api.metadata import TargetFile
 
 from cut_chunks import chunk_bytes
-from edgesplit import release
-from edgesplit.anatomy import anatomy_file, encode_anatomy
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Chunk, Golden, Manifest
-from edgesplit.trust import recut_path
-from edgesplit_controller.repository import Repository
-from edgesplit_partitioner.chunks import plain_runs, slice_file
-from edgesplit_partitioner.graph import LayerGraph
+from edgesplit.release import manifest as release
+from edgesplit.release.fingerprint import anatomy_file, encode_anatomy
+from edgesplit.release.manifest import Chunk, Golden, Manifest
+from edgesplit.trust.store import recut_path
+from edgesplit_controller.tuf.repository import Repository
+from edgesplit_partitioner.ir.chunking import plain_runs, slice_file
+from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_slices
 from trust_world import World
 from unit import onnx_models as tiny

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from edgesplit.messages import PhaseSeconds, SliceSeconds, Window
+from edgesplit.mqtt.messages import PhaseSeconds, SliceSeconds, Window
 from edgesplit.plan import Conditions, Link, Plan, choose, latency_s
 from edgesplit_controller.replan.evidence import Kind, Told, Voice, voice, voices_of_best_kind
 from edgesplit_partitioner import plan as make_plan
-from edgesplit_partitioner.costs import Costs, LayerCost, TensorCost
+from edgesplit_partitioner.costs.model import Costs, LayerCost, TensorCost
 from edgesplit_partitioner.slicing import cut_sets
 
 MODEL, RELEASE = "eyes", "ab" * 32

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from edgesplit import messages
-from edgesplit.messages import ModelState, Reported
-from edgesplit.release import Signed, Statement, Wanted
-from edgesplit_controller.database import Database, Deployment, Desired, Device, Model, Release
-from edgesplit_controller.devices import Devices
-from edgesplit_controller.director import Director
-from edgesplit_controller.gates import Evidence
-from edgesplit_controller.rollout.asked import Asked
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import ModelState, Reported
+from edgesplit.release.manifest import Signed, Statement, Wanted
+from edgesplit_controller.fleet.devices import Devices
+from edgesplit_controller.releases.director import Director
 from edgesplit_controller.rollout.engine import Rollouts
 from edgesplit_controller.rollout.engine import Wanted as WantedRollout
+from edgesplit_controller.rollout.gates import Evidence
+from edgesplit_controller.rollout.request import Asked
 from edgesplit_controller.rollout.states import Member, Rollout
+from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Model, Release
 
 OLD, NEW, NEWER, BAD = "0" * 64, "1" * 64, "2" * 64, "b" * 64
 Mood = Literal["good", "silent", "stuck", "frail"]

@@ -14,17 +14,17 @@ import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgesplit.http1 import Request, Response, Server
+from edgesplit.http1.server import Request, Response, Server
+from edgesplit.observability.tracing import OFF, Tracer
+from edgesplit.offload_client.pool import Remote
+from edgesplit.oip.options import Wishes
 from edgesplit.plan import Hop
-from edgesplit.remote import Remote
-from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit.runtime.load import load_slices
-from edgesplit.seen.spans import OFF, Tracer
-from edgesplit.wishes import Wishes
-from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.engine import Engine, Observer, Settings
+from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.loader import load_slices
+from edgesplit_agent.releases.loaded_release import ActiveRelease
+from edgesplit_agent.serving.engine import Engine, Observer, Settings
 from edgesplit_agent.worker.host import InProcess
-from edgesplit_offload.onward import Onward
+from edgesplit_offload.inference.gateway_relay import Onward
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, HandmadeRelease
 

@@ -9,15 +9,15 @@ from types import TracebackType
 
 import msgspec
 
-from edgesplit.http1 import Server
+from edgesplit.http1.server import Server
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit.runtime.load import load_slices
-from edgesplit_agent.active import ActiveRelease, plan_for
-from edgesplit_agent.endpoint import Endpoint
-from edgesplit_agent.engine import Engine
+from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.loader import load_slices
+from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.http_endpoint import Endpoint
 from edgesplit_agent.worker.host import InProcess
-from edgesplit_partitioner.model_file import prepare_model
+from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models
 

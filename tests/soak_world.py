@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from edgesplit import oip
-from edgesplit.client import Answer, Client
+from edgesplit.client.client import Answer, Client
 from edgesplit.errors import EdgeError
+from edgesplit.oip import protocol as oip
 from harness import relative_error
 
 DEADLINE_S = 2.0

@@ -19,9 +19,9 @@ from time import monotonic
 from typing import Any
 
 from edgesplit.errors import NotFound
-from edgesplit_cli.adopt.adoption import Adoption, Wish
-from edgesplit_cli.adopt.hosts import Host, parse_host
-from edgesplit_cli.adopt.ssh import Ssh
+from edgesplit_provisioning.ssh.adopt import Adoption, Wish
+from edgesplit_provisioning.ssh.connection import Ssh
+from edgesplit_provisioning.ssh.inventory import Host, parse_host
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 BOOKWORM = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\nVERSION_ID="12"\n'

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from edgesplit import release
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Chunk, Manifest, Slice, SliceFile, Statement, TensorSpec, Wanted
-from edgesplit.trust import TrustStore
-from edgesplit_controller.repository import Repository
+from edgesplit.release import manifest as release
+from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile, Statement, TensorSpec, Wanted
+from edgesplit.trust.store import TrustStore
+from edgesplit_controller.tuf.repository import Repository
 
 START = 1_750_000_000.0
 DAY = 86_400.0

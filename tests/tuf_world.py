@@ -19,14 +19,15 @@ from tuf.api.metadata import DelegatedRole, Delegations, Metadata, MetaFile, Roo
 from tuf.api.metadata import Timestamp as TimestampRole
 
 from broker_world import PATIENCE_S, BrokerWorld
-from edgesplit import messages, release
 from edgesplit.errors import EdgeError, TrustError
-from edgesplit.messages import FetchMetadata, decode, encode, topic
-from edgesplit.release import Statement
-from edgesplit.trust import DIRECTOR, TARGETS_FILE, TrustStore, target_path
-from edgesplit_agent.delivery import PATIENCE_S as ROUNDS_S
-from edgesplit_agent.delivery import MetadataFetcher
-from edgesplit_controller.delivery import pieces
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import FetchMetadata, decode, encode, topic
+from edgesplit.release import manifest as release
+from edgesplit.release.manifest import Statement
+from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path
+from edgesplit_agent.control.fetcher import PATIENCE_S as ROUNDS_S
+from edgesplit_agent.control.fetcher import MetadataFetcher
+from edgesplit_controller.messaging.delivery import pieces
 from trust_world import DAY, START, sample_release
 
 DEVICE = "cam-1"

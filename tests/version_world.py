@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from edgesplit import release
-from edgesplit.agent_release import AGENT, Build, build_name, this_machine
 from edgesplit.errors import ModelRefused
-from edgesplit.release import Chunk, Manifest, Slice, SliceFile, Statement, Wanted
-from edgesplit_agent.folder import DataFolder
-from edgesplit_agent.versions.launch import Launched, ready
-from edgesplit_agent.versions.own_version import OwnVersion
-from edgesplit_agent.versions.shelf import Shelf
+from edgesplit.release import manifest
+from edgesplit.release.agent_release import AGENT, Build, build_name, this_machine
+from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile, Statement, Wanted
+from edgesplit_agent.self_update.launcher import Launched, ready
+from edgesplit_agent.self_update.manager import OwnVersion
+from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit_agent.state.data_folder import DataFolder
 from power_world import DAY, DEVICE, MODEL, Machine, Source, Tiny
 
 INSTALLED_VERSION = "0.1.0"
@@ -33,13 +33,13 @@ class AgentRelease:
             tuple(Chunk(digest, len(data)) for digest, data in self.chunks.items()),
         )  # fmt: skip
         slices = (Slice(name or build_name(version, this_machine()), "agent", (), (), (), (file,)),)
-        self.raw = release.encode_manifest(
+        self.raw = manifest.encode_manifest(
             Manifest(
                 model=f"{AGENT}@1", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None, inputs=(),
                 outputs=(), slices=slices, plans={}, recut_of=recut_of,
             )
         )  # fmt: skip
-        self.digest = release.release_digest(self.raw)
+        self.digest = manifest.release_digest(self.raw)
 
 
 class World:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import edgesplit
-from edgesplit_cli.kit import own_wheel
+from edgesplit_provisioning.kit import own_wheel
 
 FITNESS = """
 import json
@@ -42,8 +42,8 @@ def wheel(name: str, version: str, files: Mapping[str, str], *, lie: bool = Fals
 def small_agent(version: str, *, says: str = "", problem: str = "", body: str = "") -> tuple[str, bytes]:
     """A wheel of an agent that can do nothing but say whether it could run; `body`: what its module is instead."""
     fitness = body or FITNESS.format(version=says or f"{version}+device", problem=problem)
-    package = {"edgesplit_agent/__init__.py": "", "edgesplit_agent/versions/__init__.py": ""}
-    return wheel("edgesplit", version, {**package, "edgesplit_agent/versions/fitness.py": fitness})
+    package = {"edgesplit_agent/__init__.py": ""}
+    return wheel("edgesplit", version, {**package, "edgesplit_agent/version_check.py": fitness})
 
 
 def archive(*wheels: tuple[str, bytes]) -> bytes:

@@ -18,15 +18,15 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from agent_world import CLASS, DIGEST, LINK, X, Y
-from edgesplit import oip
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Golden, Manifest, Slice, encode_manifest, release_digest
+from edgesplit.release.manifest import Golden, Manifest, Slice, encode_manifest, release_digest
 from edgesplit.runtime import Tensor, Timing
-from edgesplit.runtime.setup import Setup
-from edgesplit_agent.active import ActiveRelease
+from edgesplit.runtime.options import Setup
+from edgesplit_agent.releases.loaded_release import ActiveRelease
 from edgesplit_agent.worker.host import Job
-from edgesplit_agent.worker.hosted import Hosted
-from edgesplit_agent.worker.judging import Bounds
+from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit_agent.worker.watchdog_policy import Bounds
 from power_world import _file as slice_file
 from power_world import chunk
 

@@ -15,67 +15,68 @@ from urllib.parse import urlsplit
 import msgspec
 
 import edgesplit
+from edgesplit.bandwidth_trace import UplinkTrace
 from edgesplit.errors import UsageError
-from edgesplit.floor import Floor
-from edgesplit.http1 import Response, Server
+from edgesplit.http1.server import Response, Server
 from edgesplit.links import host_and_port, parse_link
-from edgesplit.measured import Queue, ReleaseHealth
-from edgesplit.messages import Telemetry
+from edgesplit.mqtt.messages import Telemetry
+from edgesplit.mqtt.telemetry import Queue, ReleaseHealth
+from edgesplit.observability import log_format as logs
+from edgesplit.observability import tracing
+from edgesplit.observability.metrics import AGENT_INFO
+from edgesplit.observability.metrics_server import metrics_server
+from edgesplit.observability.prometheus import metrics_response
+from edgesplit.observability.registry import gauge
+from edgesplit.offload_client.pool import Remote
+from edgesplit.oip.options import Hedge
+from edgesplit.oip.report import phases
 from edgesplit.plan import Plan
-from edgesplit.releases import Release
-from edgesplit.remote import Remote
-from edgesplit.report import phases
+from edgesplit.release.privacy_floor import Floor
+from edgesplit.release_store import Release
 from edgesplit.runtime import Runtime
-from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit.runtime.dispatch import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
-from edgesplit.runtime.setup import Optimise, Setup
-from edgesplit.seen import logs, spans
-from edgesplit.seen.exposition import metrics_response
-from edgesplit.seen.families import AGENT_INFO
-from edgesplit.seen.ledger import gauge
-from edgesplit.seen.listener import metrics_server
-from edgesplit.uplink_trace import UplinkTrace
-from edgesplit.wishes import Hedge
-from edgesplit_agent.activation import HEALTH_S
-from edgesplit_agent.board import board
-from edgesplit_agent.bundle.wish import BundleWatch
-from edgesplit_agent.chunks import ChunkStore
-from edgesplit_agent.diagnosis import Diagnosis
-from edgesplit_agent.drift import Drift
-from edgesplit_agent.endpoint import Endpoint, answers
-from edgesplit_agent.engine import Answer, Engine, predictions
-from edgesplit_agent.engine import Settings as EngineSettings
-from edgesplit_agent.enrolment import credentials
-from edgesplit_agent.fetch_hours import FetchHours, Span
-from edgesplit_agent.folder import DataFolder, Here, Identity
-from edgesplit_agent.foreign import ForeignServers, Trust
-from edgesplit_agent.gateway import GatewayServer, Onward
-from edgesplit_agent.health import HealthLedger
-from edgesplit_agent.logbook import keep_log
-from edgesplit_agent.metrics import RequestMetrics, emulated_label, power, readings
-from edgesplit_agent.moments import moment
-from edgesplit_agent.outbox import Outbox
-from edgesplit_agent.power_watch import PowerWatch
-from edgesplit_agent.renewal import Renewing, certificate_in_use
-from edgesplit_agent.ring import OLDEST_S, QUOTA_BYTES, Ring
-from edgesplit_agent.sensors import ROOT as SYSFS
-from edgesplit_agent.stance import Wishes as PowerWishes
-from edgesplit_agent.telemetry import Windows, telemetry
-from edgesplit_agent.tuner import Tuner
-from edgesplit_agent.tuning import Allowed, Memory
-from edgesplit_agent.updates import Updater, kept_states, model_states
-from edgesplit_agent.uplink import Uplink
-from edgesplit_agent.versions.own_version import OwnVersion
-from edgesplit_agent.versions.trial import TRIAL_S
-from edgesplit_agent.way import Way
-from edgesplit_agent.work import Work
+from edgesplit.runtime.options import Optimise, Setup
+from edgesplit_agent.control.certificate_renewal import Renewing, certificate_in_use
+from edgesplit_agent.control.enrolment import credentials
+from edgesplit_agent.control.gateway_server import GatewayServer, Onward
+from edgesplit_agent.control.log_bundle import Diagnosis
+from edgesplit_agent.control.mqtt_uplink import Uplink
+from edgesplit_agent.host.clock import moment
+from edgesplit_agent.host.log_buffer import keep_log
+from edgesplit_agent.host.machine import board
+from edgesplit_agent.offload.foreign_server import ForeignServers, Trust
+from edgesplit_agent.offload.gateway_route import Way
+from edgesplit_agent.power.mode import Wishes as PowerWishes
+from edgesplit_agent.power.monitor import PowerWatch
+from edgesplit_agent.power.sensors import ROOT as SYSFS
+from edgesplit_agent.releases.chunk_store import ChunkStore
+from edgesplit_agent.releases.output_drift import Drift
+from edgesplit_agent.releases.tuner import Tuner
+from edgesplit_agent.releases.tuning import Allowed, Memory
+from edgesplit_agent.self_update.manager import OwnVersion
+from edgesplit_agent.self_update.trial import TRIAL_S
+from edgesplit_agent.serving.engine import Answer, Engine, predictions
+from edgesplit_agent.serving.engine import Settings as EngineSettings
+from edgesplit_agent.serving.http_endpoint import Endpoint, answers
+from edgesplit_agent.serving.metrics import RequestMetrics, emulated_label, power, readings
+from edgesplit_agent.state.data_folder import DataFolder, Here, Identity
+from edgesplit_agent.state.slots import HEALTH_S
+from edgesplit_agent.telemetry.disk_ring import OLDEST_S, QUOTA_BYTES, Ring
+from edgesplit_agent.telemetry.outbox import Outbox
+from edgesplit_agent.telemetry.release_health import HealthLedger
+from edgesplit_agent.telemetry.windows import Windows, telemetry
+from edgesplit_agent.updates.actions import Work
+from edgesplit_agent.updates.bundle.request import BundleWatch
+from edgesplit_agent.updates.download_window import FetchHours, Span
+from edgesplit_agent.updates.reconciler import Updater, kept_states, model_states
 from edgesplit_agent.worker.host import Host, in_process
-from edgesplit_agent.worker.hosted import Hosted
-from edgesplit_agent.worker.judging import Bounds
-from edgesplit_agent.worker.vitals import default_memory, machine_memory, vitals
+from edgesplit_agent.worker.proc_stats import default_memory, machine_memory, vitals
+from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit_agent.worker.watchdog_policy import Bounds
 
 if TYPE_CHECKING:
-    from edgesplit.testing.link import ShapedLink
+    from edgesplit.link_emulation import ShapedLink
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ class Agent:
         self._windows = Windows()
         self._health = HealthLedger()
         self._metrics = RequestMetrics()
-        self._tracer = spans.configured(
+        self._tracer = tracing.configured(
             "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
         )
         self._shaped: ShapedLink | None = None
@@ -504,7 +505,7 @@ class Agent:
             return None
         if not self._settings.link:
             return Remote(url, tls)
-        from edgesplit.testing.link import ShapedLink
+        from edgesplit.link_emulation import ShapedLink
 
         parts = urlsplit(url if "://" in url else f"https://{url}")
         host, port = host_and_port(parts.netloc, "offload server")

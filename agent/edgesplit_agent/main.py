@@ -21,39 +21,39 @@ from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import edgesplit
+from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
 from edgesplit.errors import EdgeError, LinkError, UsageError
-from edgesplit.floor import Floor
-from edgesplit.lifetime import add_die_with_parent, end_with_parent, on_stop_signals
 from edgesplit.links import host_and_port, parse_link, parse_rate
-from edgesplit.providers import PROVIDERS, check_names
-from edgesplit.runtime.setup import Optimise
-from edgesplit.seen import logs
-from edgesplit.seen.listener import parse_address
-from edgesplit.sizes import parse_size
-from edgesplit.uplink_trace import UplinkTrace, read_uplink_trace
-from edgesplit.wishes import Hedge
-from edgesplit_agent.activation import HEALTH_S
-from edgesplit_agent.active import RELATIVE_TOLERANCE
+from edgesplit.observability import log_format
+from edgesplit.observability.metrics_server import parse_address
+from edgesplit.oip.options import Hedge
+from edgesplit.process.lifecycle import add_die_with_parent, end_with_parent, on_stop_signals
+from edgesplit.quantities import parse_size
+from edgesplit.release.privacy_floor import Floor
+from edgesplit.runtime.options import Optimise
+from edgesplit.runtime.providers import PROVIDERS, check_names
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
-from edgesplit_agent.bundle import command as bundle
-from edgesplit_agent.endpoint import STATUS_PATH
-from edgesplit_agent.enrolment import enrol, enrol_patiently, read_claim
-from edgesplit_agent.fetch_hours import parse_span
-from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.foreign import Trust
-from edgesplit_agent.gateway import listen_address
-from edgesplit_agent.logbook import keep_log
-from edgesplit_agent.ring import OLDEST_S, QUOTA_BYTES
+from edgesplit_agent.control.enrolment import enrol, enrol_patiently, read_claim
+from edgesplit_agent.control.gateway_server import listen_address
+from edgesplit_agent.host.log_buffer import keep_log
+from edgesplit_agent.host.sd_notify import Manager
+from edgesplit_agent.offload.foreign_server import Trust
+from edgesplit_agent.power.mode import POLICIES, parse_watts
+from edgesplit_agent.power.mode import Wishes as PowerWishes
+from edgesplit_agent.releases.loaded_release import RELATIVE_TOLERANCE
+from edgesplit_agent.self_update import launcher
+from edgesplit_agent.self_update.launcher import Launched
+from edgesplit_agent.self_update.manager import OwnVersion
+from edgesplit_agent.self_update.trial import TRIAL_S
 from edgesplit_agent.service.commands import add_service_commands
-from edgesplit_agent.service.enrolling import discard_claim, enrol_as_service, is_own
-from edgesplit_agent.service.notify import Manager
-from edgesplit_agent.service.pulse import Pulse
-from edgesplit_agent.stance import POLICIES, parse_watts
-from edgesplit_agent.stance import Wishes as PowerWishes
-from edgesplit_agent.versions import launch
-from edgesplit_agent.versions.launch import Launched
-from edgesplit_agent.versions.own_version import OwnVersion
-from edgesplit_agent.versions.trial import TRIAL_S
+from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service, is_own
+from edgesplit_agent.service.watchdog import Pulse
+from edgesplit_agent.serving.http_endpoint import STATUS_PATH
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.state.slots import HEALTH_S
+from edgesplit_agent.telemetry.disk_ring import OLDEST_S, QUOTA_BYTES
+from edgesplit_agent.updates.bundle import command as bundle
+from edgesplit_agent.updates.download_window import parse_span
 
 log = logging.getLogger("edgesplit_agent")
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["launch"]:
-        launch.main(words[1:])
+        launcher.main(words[1:])
     options = _parser().parse_args(words)
     try:
         return int(options.command(options))
@@ -279,8 +279,8 @@ def _seen(run: argparse.ArgumentParser) -> None:
         "--gateway-metrics", type=_told(_metrics_text), metavar="ADDRESS:PORT",
         help="the same for the server of a gateway",
     )  # fmt: skip
-    run.add_argument("--log-level", default="info", choices=logs.LEVELS)
-    run.add_argument("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line")
+    run.add_argument("--log-level", default="info", choices=log_format.LEVELS)
+    run.add_argument("--log-format", default="text", choices=log_format.FORMATS, help="json: an object per line")
 
 
 def _data(parser: argparse.ArgumentParser) -> None:
@@ -404,7 +404,7 @@ def _trace(options: argparse.Namespace) -> UplinkTrace | None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    logs.configure(options.log_level, options.log_format)
+    log_format.configure(options.log_level, options.log_format)
     keep_log()
     launched = Launched.of(os.environ)
     manager = Manager.of(os.environ)
@@ -430,7 +430,7 @@ def _run(options: argparse.Namespace) -> int:
         own_version.settle_format()
         identity = _enrolled(options, folder, manager, stop)
         if identity is not None:
-            logs.always(device=identity.device)
+            log_format.always(device=identity.device)
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
                 broker=options.broker, link=options.link, threads=options.threads, socket=_socket(options),

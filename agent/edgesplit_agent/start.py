@@ -8,7 +8,7 @@ import sys
 def main() -> int:
     """The command; its exit code."""
     if sys.argv[1:2] == ["launch"]:
-        from edgesplit_agent.versions.launch import main as launch
+        from edgesplit_agent.self_update.launcher import main as launch
 
         launch(sys.argv[2:])
     from edgesplit_agent.main import main as command

@@ -6,12 +6,12 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgesplit import oip
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Manifest, encode_manifest
-from edgesplit.releases import write_release
-from edgesplit_controller.repository import Repository
-from edgesplit_partitioner.model_file import prepare_model
+from edgesplit.release.manifest import Manifest, encode_manifest
+from edgesplit.release_store import write_release
+from edgesplit_controller.tuf.repository import Repository
+from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.slicing import atoms, cut_slices
 
 DEVICE_CLASS = "bench"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edgesplit.lifetime import ending_with_us
+from edgesplit.process.lifecycle import ending_with_us
 
 from . import wires
 from .contenders import Contender, Job, Prepared

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgesplit import oip
+from edgesplit.oip import protocol as oip
 
 from .suffixes import INPUT, OUTPUT
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import click
 
 from edgesplit import __version__
+from edgesplit.controller_client.settings import CREDENTIALS_VARIABLE, DATA_VARIABLE, default_data_folder
 from edgesplit.errors import EdgeError, InfeasibleLimits
-from edgesplit_cli.commands.limits import LIMIT, in_flags
-from edgesplit_cli.late_commands import LateCommands
-from edgesplit_cli.settings import CREDENTIALS_VARIABLE, DATA_VARIABLE, default_data_folder
+from edgesplit_cli.commands.options.plan_limits import LIMIT, in_flags
+from edgesplit_cli.lazy_commands import LateCommands
 
 COMMANDS = {
-    "up": "up", "demo": "run_demo", "sim": "sim", "model": "models", "profile": "models", "profiles": "profiles",
+    "up": "up", "demo": "demo", "sim": "sim", "model": "model", "profile": "model", "profiles": "profiles",
     "calibrate": "calibrate", "check": "check", "plan": "plan", "deploy": "deploy", "deployments": "deploy",
-    "rollout": "rollout", "device": "devices", "agent": "agents", "keys": "keys", "operator": "operators",
+    "rollout": "rollout", "device": "device", "agent": "agent", "keys": "keys", "operator": "operator",
     "login": "login", "logout": "login", "whoami": "login", "dashboard": "dashboard", "audit": "audit",
-    "infer": "infer", "kit": "kit", "offload": "offload", "export": "export", "backup": "backups",
-    "restore": "backups", "flash": "flash", "fleet": "fleet", "adopt": "adopt", "bundle": "bundle",
+    "infer": "infer", "kit": "kit", "offload": "offload", "export": "export", "backup": "backup",
+    "restore": "backup", "flash": "flash", "fleet": "fleet", "adopt": "adopt", "bundle": "bundle",
     "doctor": "doctor",
 }  # fmt: skip
 """Each command's module of `edgesplit_cli.commands`."""

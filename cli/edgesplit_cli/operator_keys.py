@@ -11,18 +11,18 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.durable import write_durably
+from edgesplit.atomic_files import write_durably
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
-from edgesplit_cli.api import Api
 from edgesplit_cli.signing import ask_secret, signatures_for
-from edgesplit_controller.key_changes import KeyChange, PublicKey, short
-from edgesplit_controller.signers import make_key_file, public_key, signer_uri
+from edgesplit_controller.tuf.key_change import KeyChange, PublicKey, short
+from edgesplit_controller.tuf.signers import make_key_file, public_key, signer_uri
 
 NEW, CONTROLLER = "new", "controller"
 """For a release key: one that is made in the operator's folder; one that the controller makes and keeps."""
 
 
-def carry_out(api: Api, change: KeyChange, uris: Sequence[str]) -> dict[str, Any]:
+def carry_out(api: ControllerClient, change: KeyChange, uris: Sequence[str]) -> dict[str, Any]:
     """Ask for the change, check what the controller made of it, and sign that with what is at hand."""
     done: dict[str, Any] = api.post("/v1/keys/change", msgspec.to_builtins(change))
     if not done["done"] and uris:

@@ -20,12 +20,12 @@ from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Targets
 from tuf.api.serialization.json import JSONSerializer
 
-from edgesplit.agent_release import builds, is_agent
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.release import Manifest, decode_manifest, release_digest
+from edgesplit.release.agent_release import builds, is_agent
+from edgesplit.release.manifest import Manifest, decode_manifest, release_digest
+from edgesplit_cli.output import size
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE
-from edgesplit_cli.show import size
-from edgesplit_controller.key_changes import (
+from edgesplit_controller.tuf.key_change import (
     DELEGATED,
     KeyChange,
     PublicKey,
@@ -34,7 +34,7 @@ from edgesplit_controller.key_changes import (
     parse,
     short,
 )
-from edgesplit_controller.signers import NotThisKey, check_signature, sign, signer_uri
+from edgesplit_controller.tuf.signers import NotThisKey, check_signature, sign, signer_uri
 
 _told: dict[str, str] = {}
 

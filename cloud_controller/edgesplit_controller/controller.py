@@ -16,38 +16,38 @@ from cryptography import x509
 from sqlalchemy import select
 
 from edgesplit.errors import TrustError
-from edgesplit.identity import Claim, Enrolled, Renewal, check_renewal
 from edgesplit.links import host_and_port
 from edgesplit.plan import Link
-from edgesplit.release import Manifest
-from edgesplit_controller.agent_releases import AgentReleases
-from edgesplit_controller.blobs import BlobStore
-from edgesplit_controller.buckets import Span
-from edgesplit_controller.bundles import Bundles
-from edgesplit_controller.callers import who_asks
-from edgesplit_controller.content_keys import check_can_decrypt, check_introduced
-from edgesplit_controller.database import Database, Device, Event, Model
-from edgesplit_controller.devices import ClaimWish, Devices, Enrolment
-from edgesplit_controller.director import Director
-from edgesplit_controller.exporting import Exporting
-from edgesplit_controller.fleet import Fleet
-from edgesplit_controller.gateways import Gateways, through_by_class
-from edgesplit_controller.listing import Asked as AskedDevices
-from edgesplit_controller.listing import Listing
-from edgesplit_controller.offline import Offline
-from edgesplit_controller.parts.overview import Parts
-from edgesplit_controller.planning import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
-from edgesplit_controller.refusals import Conflict, Forbidden
-from edgesplit_controller.registry import Registry
-from edgesplit_controller.releasing import Releasing, signature
+from edgesplit.release.manifest import Manifest
+from edgesplit.trust.identity import Claim, Enrolled, Renewal, check_renewal
+from edgesplit_controller.caller import who_asks
+from edgesplit_controller.components.overview import Parts
+from edgesplit_controller.errors import Conflict, Forbidden
+from edgesplit_controller.fleet.device_view import shown_device
+from edgesplit_controller.fleet.devices import ClaimWish, Devices, Enrolment
+from edgesplit_controller.fleet.gateways import Gateways, through_by_class
+from edgesplit_controller.fleet.listing import Asked as AskedDevices
+from edgesplit_controller.fleet.listing import Listing
+from edgesplit_controller.fleet.log_bundles import Bundles
+from edgesplit_controller.fleet.overview import Fleet
+from edgesplit_controller.fleet.rows import narrowed, shown_claim, shown_deployment, shown_event, shown_model
+from edgesplit_controller.history.buckets import Span
+from edgesplit_controller.history.rollup import Rolling
+from edgesplit_controller.model_registry.registry import Registry
+from edgesplit_controller.planning.planner_service import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
+from edgesplit_controller.releases.agent_releases import AgentReleases
+from edgesplit_controller.releases.build import Releasing, signature
+from edgesplit_controller.releases.bundle import Offline
+from edgesplit_controller.releases.content_keys import check_can_decrypt, check_introduced
+from edgesplit_controller.releases.director import Director
+from edgesplit_controller.releases.export import Exporting
+from edgesplit_controller.releases.signing import Signing
 from edgesplit_controller.replan.replanner import Replanner
-from edgesplit_controller.rolling import Rolling
-from edgesplit_controller.rollout.asked import PLAIN, Asked
 from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, Wanted
-from edgesplit_controller.shown import narrowed, shown_claim, shown_deployment, shown_event, shown_model
-from edgesplit_controller.shown_device import shown_device
-from edgesplit_controller.signing import Signing
+from edgesplit_controller.rollout.request import PLAIN, Asked
+from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.database import Database, Device, Event, Model
 
 
 class Authority(Protocol):

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgesplit.durable import write_durably
+from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.links import host_and_port
-from edgesplit.messages import TELEMETRY_S
-from edgesplit.seen.logs import Format
+from edgesplit.mqtt.messages import TELEMETRY_S
+from edgesplit.observability.log_format import Format
 
 if TYPE_CHECKING:
-    from edgesplit.runtime.setup import Optimise
+    from edgesplit.runtime.options import Optimise
 
 BrokerKind = Literal["mosquitto", "emqx"]
 """Brokers that somebody else may run for us."""

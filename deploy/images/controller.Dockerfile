@@ -23,6 +23,8 @@ COPY partitioner partitioner
 COPY agent agent
 COPY offload offload
 COPY cloud_controller cloud_controller
+COPY provisioning provisioning
+COPY simulation simulation
 COPY cli cli
 COPY device_profiles device_profiles
 COPY examples examples

@@ -19,7 +19,7 @@ from evaluate import accuracy
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from edgesplit_partitioner.tflite_file import pack
+from edgesplit_partitioner.tflite_format.flatbuffer import pack
 
 SIDE_PX = 128
 Array = NDArray[Any]

@@ -15,20 +15,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from edgesplit.accepting import listening_socket, server_url
 from edgesplit.errors import EdgeError, UsageError
-from edgesplit.http1 import Response
-from edgesplit.lifetime import end_with_parent, on_stop_signals, wait_until
-from edgesplit.seen import logs, spans
-from edgesplit.seen.exposition import PATH, metrics_response
-from edgesplit.seen.ledger import Series
-from edgesplit.seen.listener import metrics_server, parse_address
+from edgesplit.http1.listener import listening_socket, server_url
+from edgesplit.http1.server import Response
+from edgesplit.observability import log_format, tracing
+from edgesplit.observability.metrics_server import metrics_server, parse_address
+from edgesplit.observability.prometheus import PATH, metrics_response
+from edgesplit.observability.registry import Series
+from edgesplit.process.lifecycle import end_with_parent, on_stop_signals, wait_until
 from edgesplit_offload import options as given
+from edgesplit_offload.processes.ipc import Talk
+from edgesplit_offload.processes.metric_totals import Totals
+from edgesplit_offload.processes.supervisor import Supervisor
 from edgesplit_offload.server import SERIES, STACK_THREADS, OffloadServer
-from edgesplit_offload.supervisor import Supervisor
-from edgesplit_offload.talk import Talk
-from edgesplit_offload.totals import Totals
-from edgesplit_offload.worker import Worker
+from edgesplit_offload.serving_process import Worker
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         options = given.checked(given.parser().parse_args(words))
-        logs.configure(options.log, options.log_format)
+        log_format.configure(options.log, options.log_format)
         if options.worker:
             work(options)
         elif given.process_count(options.processes) == 1:
@@ -104,7 +104,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **how: Any) -> OffloadServer:
-    tracer = spans.configured("edgesplit-offload", {})
+    tracer = tracing.configured("edgesplit-offload", {})
     stack.callback(tracer.stop)
     return OffloadServer(
         options.releases,

@@ -9,14 +9,14 @@ from collections.abc import Container
 from pathlib import Path
 
 from edgesplit.errors import UsageError
-from edgesplit.lifetime import add_die_with_parent
 from edgesplit.links import host_and_port
-from edgesplit.remote import Remote
-from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit.runtime.setup import Setup
-from edgesplit.seen import logs
-from edgesplit.sizes import parse_size
-from edgesplit_offload.onward import WAITING, Onward
+from edgesplit.observability import log_format
+from edgesplit.offload_client.pool import Remote
+from edgesplit.process.lifecycle import add_die_with_parent
+from edgesplit.quantities import parse_size
+from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.options import Setup
+from edgesplit_offload.inference.gateway_relay import WAITING, Onward
 
 DEFAULT_PORT = 8500
 FEW_CORES = 4
@@ -70,8 +70,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there, in plain HTTP (default: nowhere; devices never may)",
     )
-    add("--log", default="info", choices=logs.LEVELS, help="level (default %(default)s)")
-    add("--log-format", default="text", choices=logs.FORMATS, help="json: an object per line (default %(default)s)")
+    add("--log", default="info", choices=log_format.LEVELS, help="level (default %(default)s)")
+    add(
+        "--log-format",
+        default="text",
+        choices=log_format.FORMATS,
+        help="json: an object per line (default %(default)s)",
+    )
     add_die_with_parent(made)
     add("--worker", help=argparse.SUPPRESS)
     return made
@@ -121,7 +126,7 @@ def tls(options: argparse.Namespace) -> ssl.SSLContext | None:
         return None
     if not all(files):
         raise UsageError("--cert, --key and --ca go together")
-    from edgesplit.identity import Credentials
+    from edgesplit.trust.identity import Credentials
 
     return Credentials(key_file=options.key, certificate_file=options.cert, ca_file=options.ca).server_context()
 
@@ -132,7 +137,7 @@ def revoked(options: argparse.Namespace) -> Container[object]:
         return frozenset()
     if options.ca is None:
         raise UsageError("--revoked needs --ca: nobody else's list counts")
-    from edgesplit_offload.revoked import Revoked
+    from edgesplit_offload.revocation import Revoked
 
     return Revoked(options.revoked, options.ca)
 
@@ -146,7 +151,7 @@ def onward(options: argparse.Namespace) -> Onward | None:
         raise UsageError("--onward needs --onward-cert, --onward-key and --ca: the next tier asks who we are")
     context = None
     if all(files):
-        from edgesplit.identity import Credentials
+        from edgesplit.trust.identity import Credentials
 
         context = Credentials(*files).client_context()
     via = host_and_port(options.onward_via, "server") if options.onward_via else None

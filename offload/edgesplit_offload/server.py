@@ -27,25 +27,24 @@ from time import monotonic, perf_counter
 from typing import cast
 
 import edgesplit
-from edgesplit import oip
-from edgesplit.bodies import decoded
 from edgesplit.errors import EdgeError, NotFound
-from edgesplit.http1 import Request, Response, answer_of, error_response, json_response
-from edgesplit.http_head import Asked as AskedHead
+from edgesplit.http1.content_coding import decoded
+from edgesplit.http1.head import Asked as AskedHead
+from edgesplit.http1.server import Request, Response, answer_of, error_response, json_response
+from edgesplit.observability import metrics
+from edgesplit.observability.phases import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN
+from edgesplit.observability.registry import Series, gauge
+from edgesplit.observability.tracing import OFF, Tracer
+from edgesplit.oip import protocol as oip
 from edgesplit.runtime import Runtime
-from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit.seen import families
-from edgesplit.seen.ledger import Series, gauge
-from edgesplit.seen.spans import OFF, Tracer
-from edgesplit.seen.timeline import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN
-from edgesplit_offload.counts import Counts
-from edgesplit_offload.elsewhere import Elsewhere
-from edgesplit_offload.front import Front
-from edgesplit_offload.gain import CLOCKS, Background
-from edgesplit_offload.gathering import Gathering
-from edgesplit_offload.habits import Habit
-from edgesplit_offload.half import FarHalf, OpenRelease
-from edgesplit_offload.inferring import (
+from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit_offload.batching.batcher import Gathering
+from edgesplit_offload.batching.remote_batcher import Elsewhere
+from edgesplit_offload.frontend.event_loop import Loop
+from edgesplit_offload.frontend.server import Front
+from edgesplit_offload.inference.gateway_relay import NOT_HERE, Asked, Finished, Onward, Tensors, deadline_left_s
+from edgesplit_offload.inference.management_api import Management
+from edgesplit_offload.inference.pipeline import (
     QUEUE_HEADER,
     Answer,
     Inferring,
@@ -55,17 +54,18 @@ from edgesplit_offload.inferring import (
     given,
     route_of,
 )
-from edgesplit_offload.loop import Loop
-from edgesplit_offload.management import Management
-from edgesplit_offload.memory import Memory
-from edgesplit_offload.onward import NOT_HERE, Asked, Finished, Onward, Tensors, deadline_left_s
-from edgesplit_offload.shelf import VERSION, Opener, RemoteModel, Shelf
-from edgesplit_offload.siblings import Alone, Siblings
-from edgesplit_offload.totals import told
-from edgesplit_offload.turns import Turns, is_short
-from edgesplit_offload.visits import RELAYED, Visit, Visits
-from edgesplit_offload.waiting import Job
-from edgesplit_offload.warming import Warming
+from edgesplit_offload.models.batch_benefit import CLOCKS, Background
+from edgesplit_offload.models.remote_half import FarHalf, OpenRelease
+from edgesplit_offload.models.repository import VERSION, Opener, RemoteModel, Shelf
+from edgesplit_offload.models.slice_cache import Memory
+from edgesplit_offload.models.warm_up import Warming
+from edgesplit_offload.observability.request_metrics import RELAYED, Visit, Visits
+from edgesplit_offload.observability.statistics import Counts
+from edgesplit_offload.processes.metric_totals import told
+from edgesplit_offload.processes.peers import Alone, Siblings
+from edgesplit_offload.scheduling.arrivals import Habit
+from edgesplit_offload.scheduling.queue import Job
+from edgesplit_offload.scheduling.scheduler import Turns, is_short
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +86,11 @@ def releases_in(folder: Path, bootstrap_root: bytes) -> Opener:
     """Opens releases under `folder`, believing what leads from `bootstrap_root` to them."""
 
     def open_(digest: str) -> OpenRelease:
-        from edgesplit.key_file import read_keys
-        from edgesplit.release import remote_slices
-        from edgesplit.releases import open_release
-        from edgesplit.sealed import needed_keys
-        from edgesplit.wrapping import fitting
+        from edgesplit.crypto.key_file import read_keys
+        from edgesplit.crypto.key_wrapping import fitting
+        from edgesplit.crypto.slice_encryption import needed_keys
+        from edgesplit.release.manifest import remote_slices
+        from edgesplit.release_store import open_release
 
         if not (folder / digest).is_dir():
             raise NotFound(f"release {digest[:12]} is not here")
@@ -365,13 +365,13 @@ class OffloadServer:
         models = self._shelf.models()
         return [
             *self._visits.ledger.series(),
-            gauge(families.OFFLOAD_INFO, 1.0, edgesplit.__version__),
-            gauge(families.OFFLOAD_RUNNING, self._turns.running),
-            gauge(families.OFFLOAD_WAITING, self._turns.waiting),
-            gauge(families.OFFLOAD_LOAD, self._turns.load),
-            gauge(families.OFFLOAD_LOADED_BYTES, self._memory.bytes),
-            gauge(families.OFFLOAD_LOADED_MODELS, sum(models.values())),
-            gauge(families.OFFLOAD_PROCESSES, 1),
+            gauge(metrics.OFFLOAD_INFO, 1.0, edgesplit.__version__),
+            gauge(metrics.OFFLOAD_RUNNING, self._turns.running),
+            gauge(metrics.OFFLOAD_WAITING, self._turns.waiting),
+            gauge(metrics.OFFLOAD_LOAD, self._turns.load),
+            gauge(metrics.OFFLOAD_LOADED_BYTES, self._memory.bytes),
+            gauge(metrics.OFFLOAD_LOADED_MODELS, sum(models.values())),
+            gauge(metrics.OFFLOAD_PROCESSES, 1),
         ]
 
 

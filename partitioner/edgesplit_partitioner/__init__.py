@@ -9,17 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgesplit_partitioner.beside_the_best import Candidate, candidates
-    from edgesplit_partitioner.costs import Costs, load_costs
-    from edgesplit_partitioner.description import describe
-    from edgesplit_partitioner.planner import Certificate, Plan, plan
-    from edgesplit_partitioner.side_limits import Limits
+    from edgesplit_partitioner.costs.model import Costs, load_costs
+    from edgesplit_partitioner.formulation.constraints import Limits
+    from edgesplit_partitioner.planner.alternatives import Candidate, candidates
+    from edgesplit_partitioner.planner.planner import Certificate, Plan, plan
+    from edgesplit_partitioner.presentation.plan_json import describe
 
 __all__ = ["Candidate", "Certificate", "Costs", "Limits", "Plan", "candidates", "describe", "load_costs", "plan"]
 
 _HOMES = {
-    "Candidate": "beside_the_best", "candidates": "beside_the_best", "Costs": "costs", "load_costs": "costs",
-    "describe": "description", "Certificate": "planner", "Plan": "planner", "plan": "planner", "Limits": "side_limits",
+    "Candidate": "planner.alternatives", "candidates": "planner.alternatives", "Costs": "costs.model",
+    "load_costs": "costs.model", "describe": "presentation.plan_json", "Certificate": "planner.planner",
+    "Plan": "planner.planner", "plan": "planner.planner", "Limits": "formulation.constraints",
 }  # fmt: skip
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import msgspec
 
+from edgesplit.device_profile import DeviceProfile, load_profile
 from edgesplit.errors import ModelRefused
-from edgesplit.inputs import INPUT_LAYER
-from edgesplit.profiles import DeviceProfile, load_profile
-from edgesplit.release import Compiled
-from edgesplit_partitioner.chunks import plain_runs, slice_file
-from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.prepared import PreparedModel
+from edgesplit.input_spec import INPUT_LAYER
+from edgesplit.release.manifest import Compiled
+from edgesplit_partitioner.ir.chunking import plain_runs, slice_file
+from edgesplit_partitioner.ir.graph import LayerGraph
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.slicing import CutSlice, cut_slices
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def compiled_cuts(
 
 def compiled_file(raw: bytes) -> bytes | None:
     """The TFLite file compiled, or None where the compiler refuses it, or leaves all of it to the CPU."""
-    from edgesplit_partitioner.tflite_file import EDGE_TPU, custom_name, read_model  # LiteRT is an extra
+    from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU, custom_name, read_model  # LiteRT is an extra
 
     with tempfile.TemporaryDirectory(prefix="edgesplit-edgetpu-") as name:
         folder = Path(name)

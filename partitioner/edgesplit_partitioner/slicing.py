@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit.inputs import INPUT_LAYER, InputSpec
+from edgesplit.input_spec import INPUT_LAYER, InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Slice, TensorSpec
-from edgesplit_partitioner.chunks import Bytes, slice_file
-from edgesplit_partitioner.graph import Layer, LayerGraph
-from edgesplit_partitioner.prepared import Boundary, PreparedModel
+from edgesplit.release.manifest import Slice, TensorSpec
+from edgesplit_partitioner.ir.chunking import Bytes, slice_file
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph
+from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from edgesplit.errors import (
 )
 
 if TYPE_CHECKING:
-    from edgesplit.async_client import AsyncClient
-    from edgesplit.client import Answer, Client
-    from edgesplit.wishes import Wishes
+    from edgesplit.client.async_client import AsyncClient
+    from edgesplit.client.client import Answer, Client
+    from edgesplit.oip.options import Wishes
 
 __version__ = "0.1.0"
 
@@ -58,15 +58,15 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in ("Answer", "Client"):
-        from edgesplit import client
+        from edgesplit.client import client
 
         return getattr(client, name)
     if name == "AsyncClient":
-        from edgesplit import async_client
+        from edgesplit.client import async_client
 
         return async_client.AsyncClient
     if name == "Wishes":
-        from edgesplit import wishes
+        from edgesplit.oip import options
 
-        return wishes.Wishes
+        return options.Wishes
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ class Limits:
     manifest_bytes: int = 4_000_000
     metadata_bytes: int = 5_000_000
     anatomy_bytes: int = 4_000_000
-    """Of a model's anatomy (`edgesplit.anatomy`): 30,000 operators and weights. A larger model has none."""
+    """Of a model's anatomy (`edgesplit.release.fingerprint`): 30,000 operators and weights. A larger model has none."""
     graph_bytes: int = 256 * 2**20
     """Of a recut slice's graph file."""
     graph_parts: int = 200_000

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from edgesplit.settled import settle
+from edgesplit.msgspec_warmup import settle
 
 Fallback = Literal["warm", "cold", "none"]
 
@@ -181,8 +181,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     basis: str = "predicted"
     """Where the device's times come from: `measured` or `predicted`."""
     offload: str = ""
-    """A server that is not ours, where the far halves run (`edgesplit.foreign`). Empty: the one that the device was
-    enrolled with."""
+    """A server that is not ours, where the far halves run (`edgesplit.foreign_server`). Empty: the one that the device
+    was enrolled with."""
     forced: str = ""
     """The row that the operator chose: while it is usable no other is taken. Empty: the fastest is."""
     weights: dict[str, float] = {}
@@ -198,7 +198,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tiers: tuple[str, ...] = ()
     """From the device outwards, where there are more than device and cloud."""
     providers: tuple[str, ...] = ()
-    """Accelerators that devices of this class try first, in this order (`edgesplit.providers`)."""
+    """Accelerators that devices of this class try first, in this order (`edgesplit.runtime.providers`)."""
 
     def row(self, name: str) -> Row:
         """The row of that name, or of `NAME~K` its far half beyond its K-th further link; KeyError if there is none."""

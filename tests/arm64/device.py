@@ -14,7 +14,7 @@ from arm64.emulator import Emulator
 from arm64.image import boot_partition
 from arm64.raspberry import MOUNT
 from arm64.root import unpack_root
-from edgesplit.client import Client
+from edgesplit.client.client import Client
 from edgesplit_cli.demo.processes import Child
 from edgesplit_cli.demo.run import free_port
 

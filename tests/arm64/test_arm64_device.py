@@ -23,10 +23,10 @@ from arm64.emulator import Emulator
 from arm64.image import boot_partition, make_image
 from arm64.raspberry import BOOKWORM, MOUNT
 from arm64.root import make_root
-from edgesplit.inputs import InputSpec, prepare
-from edgesplit_agent.active import RELATIVE_TOLERANCE
-from edgesplit_cli.demo.story import INPUT_SPEC
-from edgesplit_cli.demo.whole import WholeModel
+from edgesplit.input_spec import InputSpec, prepare
+from edgesplit_agent.releases.loaded_release import RELATIVE_TOLERANCE
+from edgesplit_cli.demo.reference_model import WholeModel
+from edgesplit_cli.demo.scenario import INPUT_SPEC
 from harness import DIGITS, Cloud, eventually, frame_input, frames, relative_error
 from unit import tflite_models
 

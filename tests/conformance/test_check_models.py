@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import ModelRefused
-from edgesplit_partitioner.check import check_model
-from edgesplit_partitioner.model_file import prepare_model
+from edgesplit_partitioner.model_loader import prepare_model
+from edgesplit_partitioner.split_check.check import check_model
 
 FOLDER = Path(os.environ.get("EDGESPLIT_MODELS", Path(__file__).resolve().parents[3] / "shared" / "models"))
 BINDINGS = {

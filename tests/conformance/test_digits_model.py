@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from edgesplit.inputs import FRAME, parse_input_spec, prepare
-from edgesplit_partitioner.onnx_model import prepare_model, with_input_layer
+from edgesplit.input_spec import FRAME, parse_input_spec, prepare
+from edgesplit_partitioner.onnx_format.model import prepare_model, with_input_layer
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models as tiny
 

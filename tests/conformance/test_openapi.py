@@ -24,10 +24,10 @@ from openapi_spec_validator import validate
 from schemathesis.checks import CHECKS
 
 from access_world import Person, World
+from edgesplit_controller.api.access_reference import declared
 from edgesplit_controller.api.app import ROUTERS
-from edgesplit_controller.api.declared import declared
-from edgesplit_controller.api.description import described_routers
-from edgesplit_controller.database import TelemetryRow
+from edgesplit_controller.api.openapi import described_routers
+from edgesplit_controller.storage.database import TelemetryRow
 from unit.registry_bench import a_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "openapi.json"
@@ -54,7 +54,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_the_description_is_current() -> None:
-    """Run `python -m edgesplit_controller.api.description > docs/openapi.json` after a change of the API."""
+    """Run `python -m edgesplit_controller.api.openapi > docs/openapi.json` after a change of the API."""
     assert json.loads(PAGE.read_text("utf-8")) == DESCRIPTION
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgesplit_partitioner.onnx_model import prepare_model
+from edgesplit_partitioner.onnx_format.model import prepare_model
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models as tiny
 

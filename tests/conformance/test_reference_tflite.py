@@ -13,9 +13,9 @@ import pytest
 
 from edgesplit.errors import ModelRefused
 from edgesplit.runtime import execute
-from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit.runtime.load import load_slices
-from edgesplit_partitioner.model_file import prepare_model
+from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.loader import load_slices
+from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models, tflite_models
 

@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 from google.protobuf import text_format
 
-from edgesplit_cli.foreign_servers import CONFIG, MODEL, VERSION, triton_config, write_model
-from edgesplit_partitioner.far_half import wire_ends
+from edgesplit_cli.export_files import CONFIG, MODEL, VERSION, triton_config, write_model
+from edgesplit_partitioner.onnx_format.export import wire_ends
 from recut_world import CLASS, made
 from unit import onnx_models as tiny
 from unit.test_far_half import far_half, near_half

@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgesplit import codecs
+from edgesplit.offload_client.pool import Call, RemoteAnswer, RemoteFailure, ask
 from edgesplit.plan import Row
-from edgesplit.remote import Call, RemoteAnswer, RemoteFailure, ask
-from edgesplit_agent.foreign import ForeignServers, Trust
-from edgesplit_cli.foreign_servers import triton_config, write_model
-from edgesplit_partitioner.far_half import Part, ends_of, merged, wire_ends
+from edgesplit.release import boundary_codecs
+from edgesplit_agent.offload.foreign_server import ForeignServers, Trust
+from edgesplit_cli.export_files import triton_config, write_model
+from edgesplit_partitioner.onnx_format.export import Part, ends_of, merged, wire_ends
 from harness import eventually
 from recut_world import CLASS, made
 from unit import onnx_models as tiny
@@ -112,7 +112,7 @@ def test_an_exported_half_answers_in_triton_as_our_slices_do(triton: tuple[int, 
     load(port, name)
     (spec,) = ends_of(one.manifest, row)[0]
     sample = np.random.default_rng(3).standard_normal(spec.shape).astype(np.float32)
-    travels = codecs.encode(spec.name, sample, codec)
+    travels = boundary_codecs.encode(spec.name, sample, codec)
 
     asked = ask(name, "id-7", travels, outputs, left_s=60.0, coding=coding)  # type: ignore[arg-type]
     answer = ForeignServers(Trust()).at(f"triton://127.0.0.1:{port}").infer(asked, Call(), 60.0)

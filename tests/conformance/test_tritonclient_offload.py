@@ -14,7 +14,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from edgesplit import codecs
+from edgesplit.release import boundary_codecs
 from edgesplit_cli.demo.run import free_port
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CODEC, CUT, DIGEST, MID, REMOTE, HandmadeRelease
@@ -66,7 +66,7 @@ def test_model_metadata_and_configuration(client: triton.InferenceServerClient) 
 @pytest.mark.parametrize("binary", [True, False])
 def test_eight_bits_travel_as_ordinary_tensors(client: triton.InferenceServerClient, binary: bool) -> None:
     """A row's codec needs nothing that Triton's client does not have: the metadata says what to send."""
-    sent = codecs.encode("mid", MID, "int8")
+    sent = boundary_codecs.encode("mid", MID, "int8")
     told = client.get_model_metadata(CODEC)["inputs"]
     inputs = [tensor(one["name"], sent[one["name"]], one["datatype"], binary_data=binary) for one in told]
     np.testing.assert_allclose(client.infer(CODEC, inputs).as_numpy("out"), 2 * MID, atol=8 / 255)
@@ -154,7 +154,7 @@ def test_a_large_answer_comes_in_the_coding_that_is_asked_for(
     client: triton.InferenceServerClient, coding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And both ways at once; a small one comes plain, which the client takes as well."""
-    monkeypatch.setattr("edgesplit_offload.inferring.COMPRESSED_FROM", 1)
+    monkeypatch.setattr("edgesplit_offload.inference.pipeline.COMPRESSED_FROM", 1)
     result = client.infer(CUT, mid(), request_compression_algorithm=coding, response_compression_algorithm=coding)
     np.testing.assert_array_equal(result.as_numpy("out"), 2 * MID)
     np.testing.assert_array_equal(result.as_numpy("same"), MID)

@@ -16,9 +16,9 @@ from tuf.api.metadata import MetaFile, TargetFile, Targets
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.messages import Fetched, FetchMetadata
-from edgesplit.trust import DIRECTOR, TARGETS_FILE, TrustStore, target_path, verify_manifest
-from edgesplit_controller.delivery import pieces
+from edgesplit.mqtt.messages import Fetched, FetchMetadata
+from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path, verify_manifest
+from edgesplit_controller.messaging.delivery import pieces
 from trust_world import DAY, sample_release
 from tuf_world import Case, TufWorld, new_key
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
-from edgesplit.trust import verify_manifest
+from edgesplit.trust.store import verify_manifest
 from trust_world import DAY, sample_release
 from tuf_world import Case
 

@@ -15,14 +15,14 @@ import pytest
 import uvicorn
 
 from access_world import HOST, OWNER_TOKEN, Clock, World
-from edgesplit_controller import bearer
-from edgesplit_controller.api.access import COOKIE
-from edgesplit_controller.bounds import BodyBounds
-from edgesplit_controller.gate import Gate
-from edgesplit_controller.operator_tables import BrowserSessionRow, LoginCodeRow, TokenRow
-from edgesplit_controller.peers import Peer, TellingPeers
-from edgesplit_controller.sessions import CODE_S, IDLE_S, LONGEST_S, csrf_token
-from edgesplit_controller.throttle import FREE
+from edgesplit_controller.access import bearer_token
+from edgesplit_controller.access.authenticator import Gate
+from edgesplit_controller.access.login_throttle import FREE
+from edgesplit_controller.access.request_limits import BodyBounds
+from edgesplit_controller.access.sessions import CODE_S, IDLE_S, LONGEST_S, csrf_token
+from edgesplit_controller.access.tls_peer import Peer, TellingPeers
+from edgesplit_controller.api.authorisation import COOKIE
+from edgesplit_controller.storage.tables.operators import BrowserSessionRow, LoginCodeRow, TokenRow
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_what_is_kept_of_secrets_opens_nothing(world: World) -> None:
     world.call("GET", f"/v1/devices/{code}", by=person)
     with world.database.read() as session:
         kept = [row.sha256 for table in (TokenRow, LoginCodeRow, BrowserSessionRow) for row in session.query(table)]
-    assert bearer.fingerprint(person.token) in kept and bearer.fingerprint(secret) in kept
+    assert bearer_token.fingerprint(person.token) in kept and bearer_token.fingerprint(secret) in kept
     for stolen in kept:
         assert read(world, peer=person.peer, headers={"authorization": f"Bearer {stolen}"}) in (401, 429)
         assert read(world, cookie=stolen) in (401, 429)
@@ -156,7 +156,7 @@ def test_a_login_code_is_good_once_and_for_two_minutes(world: World, clock: Cloc
     late = world.call("POST", "/v1/session/codes", by=world.owner).json["code"]
     clock.now += CODE_S + 1
     told.append(world.call("POST", "/v1/session", {"code": late}))
-    told.append(world.call("POST", "/v1/session", {"code": bearer.make("code")}))
+    told.append(world.call("POST", "/v1/session", {"code": bearer_token.make("code")}))
     assert {answer.status for answer in told} == {401} and len({answer.body for answer in told}) == 1
     assert not any(answer.cookies for answer in told)
 
@@ -207,7 +207,7 @@ def test_a_change_by_a_session_needs_its_own_csrf_token(world: World, given: str
     world.device("cam-1", "doors")
     secret, csrf = world.log_in(world.owner)
     other, _ = world.log_in(world.owner)
-    wrong = {"another's": csrf_token(other), "of the code": csrf_token(bearer.make("session"))}.get(given, given)
+    wrong = {"another's": csrf_token(other), "of the code": csrf_token(bearer_token.make("session"))}.get(given, given)
     assert world.call("DELETE", "/v1/devices/cam-1", cookie=secret, headers={"x-csrf-token": wrong}).status == 403
     assert world.call("GET", "/v1/devices/cam-1", cookie=secret).json["state"] != "revoked"
     assert world.call("DELETE", "/v1/devices/cam-1", cookie=secret, headers={"x-csrf-token": csrf}).status == 200
@@ -264,7 +264,7 @@ def test_guessing_slows_down_who_guesses_and_nobody_else(world: World) -> None:
     let in at once in the midst of it, from the very same address."""
     waits = []
     for _ in range(FREE + 12):
-        answer = world.call("POST", "/v1/session", {"code": bearer.make("code")}, address="10.0.0.9")
+        answer = world.call("POST", "/v1/session", {"code": bearer_token.make("code")}, address="10.0.0.9")
         waits.append(int(answer.headers.get("retry-after", 0)))
         assert answer.status == (429 if waits[-1] else 401)
     assert waits[:FREE] == [0] * FREE and waits[FREE:] == sorted(waits[FREE:]) and waits[-1] == 60
@@ -352,7 +352,7 @@ def test_every_answer_has_the_headers_that_keep_a_browser_in_bounds(world: World
 
 def test_no_promise_of_tls_is_made_for_a_name_that_others_use_too(tmp_path: Path) -> None:
     """`localhost` and addresses are other programs' as well."""
-    from edgesplit_controller.api.hygiene import headers_for
+    from edgesplit_controller.api.security_headers import headers_for
 
     for host, promised in (("hub.test", True), ("localhost", False), ("127.0.0.1", False), ("::1", False)):
         names = [name for name, _ in headers_for({"path": "/v1/health"}, host)]
@@ -417,10 +417,10 @@ def test_without_a_log_nothing_is_changed(world: World, monkeypatch: pytest.Monk
 def test_one_gate_stands_before_everything(world: World) -> None:
     """What is compared in constant time, or not at all: secrets are looked up by their hash, CSRF by `same`."""
     assert isinstance(world.app.state.gate, Gate)
-    assert bearer.same("a", "a") and not bearer.same("a", "b") and not bearer.same("é", "e")
-    made = bearer.make("op")
+    assert bearer_token.same("a", "a") and not bearer_token.same("a", "b") and not bearer_token.same("é", "e")
+    made = bearer_token.make("op")
     body, check = made.removeprefix("edgesplit_op_")[:43], made[-6:]
-    assert len(made) == 62 and bearer.checksum(body) == check and bearer.make("op") != made
+    assert len(made) == 62 and bearer_token.checksum(body) == check and bearer_token.make("op") != made
 
 
 # ---- connections that say little
@@ -429,7 +429,7 @@ def test_one_gate_stands_before_everything(world: World) -> None:
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """uvicorn with our protocol before an application that answers; where it listens. A head has no time at all."""
-    monkeypatch.setattr("edgesplit_controller.peers.HEAD_S", 0.2)
+    monkeypatch.setattr("edgesplit_controller.access.tls_peer.HEAD_S", 0.2)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while scope["type"] == "http" and (await receive()).get("more_body"):
@@ -458,7 +458,7 @@ def test_a_head_that_does_not_end_costs_its_connection(listening: tuple[str, int
 
 def test_a_head_without_end_is_not_kept(listening: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """One header of megabytes: the connection is gone long before the time is up, and no answer was given."""
-    monkeypatch.setattr("edgesplit_controller.peers.HEAD_S", 3_600.0)
+    monkeypatch.setattr("edgesplit_controller.access.tls_peer.HEAD_S", 3_600.0)
     with socket.create_connection(listening, timeout=60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
         with pytest.raises(OSError):

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgesplit.release import Statement, Wanted
-from edgesplit.releases import open_release
-from edgesplit_agent.updates import Retire, next_step
+from edgesplit.release.manifest import Statement, Wanted
+from edgesplit.release_store import open_release
+from edgesplit_agent.updates.reconciler import Retire, next_step
 from power_world import DAY, MODEL, NOW, Died, Machine, Source, Tiny, imaginary_disks
 
 EXAMPLES = int(os.environ.get("EDGESPLIT_ACTIVATION_EXAMPLES", "25"))

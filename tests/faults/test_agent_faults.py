@@ -27,12 +27,12 @@ from agent_world import (
     unavailable,
     world,
 )  # fmt: skip
-from edgesplit.breaker import Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
-from edgesplit.http1 import Request, Response
+from edgesplit.http1.server import Request, Response
+from edgesplit.offload_client.circuit_breaker import Breaker
+from edgesplit.offload_client.pool import Remote
 from edgesplit.plan import Row
-from edgesplit.remote import Remote
-from edgesplit_agent.engine import Engine, Settings
+from edgesplit_agent.serving.engine import Engine, Settings
 
 FIRST = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
 LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
@@ -76,7 +76,7 @@ def cut_short(request: Request, good: Response) -> Response:
 
 
 def request_id(request: Request) -> str:
-    from edgesplit import oip
+    from edgesplit.oip import protocol as oip
 
     return oip.decode_request(request.body, oip.header_length(request.headers)).id
 

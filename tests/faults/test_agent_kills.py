@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from agent_world import INPUT, eventually
-from edgesplit import release
-from edgesplit.release import SliceFile
-from edgesplit_agent.folder import DataFolder
+from edgesplit.release import manifest as release
+from edgesplit.release.manifest import SliceFile
+from edgesplit_agent.state.data_folder import DataFolder
 from integration.test_agent import Made, Process, SmallController, chunk
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))

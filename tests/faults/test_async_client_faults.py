@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgesplit import AsyncClient
-from edgesplit.client import Answer
+from edgesplit.client.client import Answer
 from edgesplit.errors import DeadlineExceeded, EdgeError
 from faults.test_client_faults import MARGIN_S, PATIENCE_S, Liar, X, is_good, reset, response_to
 

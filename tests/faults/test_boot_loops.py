@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import InferenceFailed, LinkError
-from edgesplit_agent.activation import ENOUGH_ANSWERS, FAILURES_IN_A_ROW, UNHEALTHY_STARTS
-from edgesplit_agent.updates import Activate, RollBack
+from edgesplit_agent.state.slots import ENOUGH_ANSWERS, FAILURES_IN_A_ROW, UNHEALTHY_STARTS
+from edgesplit_agent.updates.reconciler import Activate, RollBack
 from power_world import DAY, HEALTH_S, NOW, Died, Machine, Source, Tiny, imaginary_disks
 
 V1, V2, V3 = Tiny(1), Tiny(2, factor=3.0), Tiny(3, factor=4.0)

@@ -12,9 +12,9 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from edgesplit import oip
-from edgesplit.client import Answer, Client
+from edgesplit.client.client import Answer, Client
 from edgesplit.errors import DeadlineExceeded, EdgeError
+from edgesplit.oip import protocol as oip
 
 PATIENCE_S = 20.0
 MARGIN_S = 2.0

@@ -22,20 +22,20 @@ from typing import Any
 
 import pytest
 
-import edgesplit.mqtt
+import edgesplit.mqtt.session
 from agent_world import eventually
 from broker_world import enrol
-from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage
-from edgesplit.mqtt import Session
-from edgesplit.release import Chunk, SliceFile
-from edgesplit.testing.link import ShapedLink
-from edgesplit_agent.chunks import Assembly, ChunkStore, Layout
-from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher, own_chunk
-from edgesplit_agent.room import NoRoom
-from edgesplit_controller.broker import Broker
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.delivery import SUBSCRIPTIONS, Channel, Delivery, Sources
+from edgesplit.link_emulation import ShapedLink
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.session import Session
+from edgesplit.release.manifest import Chunk, SliceFile
+from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, own_chunk
+from edgesplit_agent.releases.chunk_store import Assembly, ChunkStore, Layout
+from edgesplit_agent.releases.disk_quota import NoRoom
+from edgesplit_controller.messaging.broker import Broker
+from edgesplit_controller.messaging.delivery import SUBSCRIPTIONS, Channel, Delivery, Sources
+from edgesplit_controller.pki.authority import Authority
 
 DEVICE = "cam"
 KILLS = 100
@@ -159,8 +159,8 @@ class World:
 @pytest.fixture
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred reconnections need not take a quarter of a second each."""
-    monkeypatch.setattr(edgesplit.mqtt, "FIRST_DELAY_S", 0.02)
-    monkeypatch.setattr(edgesplit.mqtt, "LONGEST_DELAY_S", 0.2)
+    monkeypatch.setattr(edgesplit.mqtt.session, "FIRST_DELAY_S", 0.02)
+    monkeypatch.setattr(edgesplit.mqtt.session, "LONGEST_DELAY_S", 0.2)
 
 
 def test_a_broker_killed_a_hundred_times_costs_no_chunk_twice(
@@ -170,8 +170,8 @@ def test_a_broker_killed_a_hundred_times_costs_no_chunk_twice(
 
     Each life of the broker carries a few chunks and is then killed, so that every kill lands during the download.
     """
-    monkeypatch.setattr("edgesplit_controller.broker.FIRST_DELAY_S", 0.001)
-    monkeypatch.setattr("edgesplit_controller.broker.LONGEST_DELAY_S", 0.001)
+    monkeypatch.setattr("edgesplit_controller.messaging.broker.FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("edgesplit_controller.messaging.broker.LONGEST_DELAY_S", 0.001)
     seed = int(os.environ.get("EDGESPLIT_SEED", "1"))
     print(f"EDGESPLIT_SEED={seed}")
     rng = random.Random(seed)

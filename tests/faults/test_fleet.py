@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit_cli.sim.faults import USUAL, parse_faults
-from edgesplit_cli.sim.fleet import SLOWLY, SimulatedFleet
-from edgesplit_cli.sim.releases import Mood
-from edgesplit_cli.sim.storm import Storm
+from edgesplit_simulation.faults.injector import Storm
+from edgesplit_simulation.faults.schedule import USUAL, parse_faults
+from edgesplit_simulation.fleet import SLOWLY, SimulatedFleet
+from edgesplit_simulation.releases import Mood
 from power_world import imaginary_disks
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))

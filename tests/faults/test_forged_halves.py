@@ -21,18 +21,20 @@ from hypothesis import strategies as st
 
 from agent_world import CUT, DIGEST, INPUT, LINK, LOCAL, REMOTE, eventually, world
 from assembled import assembled
-from edgesplit import messages, oip, plan
-from edgesplit.client import Connection, Reply
+from edgesplit import plan
+from edgesplit.client.client import Connection, Reply
 from edgesplit.errors import TrustError
-from edgesplit.http1 import Request, Response
-from edgesplit.identity import certificate_request, load_or_make_key
+from edgesplit.http1.server import Request, Response
+from edgesplit.mqtt import messages
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Conditions, Plan
-from edgesplit.release import release_digest
-from edgesplit.releases import open_release, write_release
-from edgesplit_agent.link_meter import FASTEST_BYTES_PER_S, SLOWEST_BYTES_PER_S, LinkMeter
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.devices import ClaimWish
-from edgesplit_controller.planning import Wish
+from edgesplit.release.manifest import release_digest
+from edgesplit.release_store import open_release, write_release
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit_agent.policy.link_estimator import FASTEST_BYTES_PER_S, SLOWEST_BYTES_PER_S, LinkMeter
+from edgesplit_controller.fleet.devices import ClaimWish
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.planning.planner_service import Wish
 from edgesplit_offload.server import OffloadServer
 from fuzzing import fuzzed
 from handmade_release import CUT as GOOD_NAME

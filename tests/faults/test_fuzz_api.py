@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from access_world import OWNER_TOKEN, World
 from edgesplit.errors import EdgeError
-from edgesplit.identity import certificate_request, load_or_make_key
-from edgesplit_partitioner.onnx_file import read_model as read_onnx
-from edgesplit_partitioner.tflite_file import read_model as read_tflite
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit_partitioner.onnx_format.validate import read_model as read_onnx
+from edgesplit_partitioner.tflite_format.flatbuffer import read_model as read_tflite
 from fuzzing import JSON, fuzzed, spoiled
 from unit.registry_bench import a_model
 from unit.tflite_models import chain

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from edgesplit import oip
-from edgesplit.client import Connection, error_of
+from edgesplit.client.client import Connection, error_of
 from edgesplit.errors import EdgeError
-from edgesplit.http1 import Request, Response, Server
-from edgesplit.http_head import Refused, body_length, parse_head, split_target
-from edgesplit.release import TensorSpec
-from edgesplit.remote import Call, Remote, RemoteAnswer, RemoteFailure, ask
+from edgesplit.http1.head import Refused, body_length, parse_head, split_target
+from edgesplit.http1.server import Request, Response, Server
+from edgesplit.offload_client.pool import Call, Remote, RemoteAnswer, RemoteFailure, ask
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import TensorSpec
 from edgesplit_offload.server import OffloadServer
 from fuzzing import fuzzed, spoiled
 from handmade_release import CUT, MID, HandmadeRelease

@@ -24,25 +24,31 @@ import zstandard
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgesplit import anatomy, codecs, identity, inputs, messages, oip, onnx_wire, release, report, wrapping
-from edgesplit.bodies import decoded
+from edgesplit import input_spec
+from edgesplit.crypto import key_wrapping
+from edgesplit.device_profile import parse_profile
 from edgesplit.errors import EdgeError
-from edgesplit.identity import Claim, Enrolled, EnrolmentRequest, Renewal
+from edgesplit.http1.content_coding import decoded
+from edgesplit.identifiers import ModelRef, device_name, sha256_hex
 from edgesplit.limits import LIMITS
 from edgesplit.links import parse_link, parse_rate
-from edgesplit.names import ModelRef, device_name, sha256_hex
-from edgesplit.profiles import parse_profile
-from edgesplit.release import Signed, TensorSpec
-from edgesplit.trust import TrustStore, verify_chain
-from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher
-from edgesplit_agent.enrolment import enrolment_context
-from edgesplit_controller.broker import _CLIENT
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.delivery import Delivery, Sources
-from edgesplit_controller.devices import public_key_sha256
-from edgesplit_controller.registry import read_tensors
-from edgesplit_offload.revoked import Revoked
-from edgesplit_partitioner.costs import load_costs
+from edgesplit.mqtt import messages
+from edgesplit.oip import protocol as oip
+from edgesplit.oip import report
+from edgesplit.release import boundary_codecs, fingerprint, manifest, onnx_graph
+from edgesplit.release.manifest import Signed, TensorSpec
+from edgesplit.trust import identity
+from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, Renewal
+from edgesplit.trust.store import TrustStore, verify_chain
+from edgesplit_agent.control.enrolment import enrolment_context
+from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher
+from edgesplit_controller.fleet.devices import public_key_sha256
+from edgesplit_controller.messaging.broker import _CLIENT
+from edgesplit_controller.messaging.delivery import Delivery, Sources
+from edgesplit_controller.model_registry.registry import read_tensors
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_offload.revocation import Revoked
+from edgesplit_partitioner.costs.model import load_costs
 from fuzzing import EXAMPLES, JSON, SEED, fuzzed, spoiled
 from trust_world import DEVICE, World, sample_release
 from unit.registry_bench import a_model
@@ -119,16 +125,16 @@ def picture(kind: str, width: int = 24, height: int = 16) -> bytes:
 
 
 CAMERA = msgspec.structs.replace(
-    inputs.parse_input_spec("image/jpeg 24x16 rgb scale=1/255"), tensor="x", tensor_width=8, tensor_height=8
+    input_spec.parse_input_spec("image/jpeg 24x16 rgb scale=1/255"), tensor="x", tensor_width=8, tensor_height=8
 )
-MICROPHONE = msgspec.structs.replace(inputs.parse_input_spec("audio/pcm16 16k 32"), tensor="x")
+MICROPHONE = msgspec.structs.replace(input_spec.parse_input_spec("audio/pcm16 16k 32"), tensor="x")
 SPECS = (TensorSpec("h", "FP32", (2, 3)),)
 
 
 def coded(raw: bytes) -> object:
     """A request by each codec, from whatever tensors are in the body."""
     asked = oip.decode_request(raw, None)
-    return [codecs.decode_all(asked.inputs, SPECS, {"h": codec}) for codec in codecs.CODECS]
+    return [boundary_codecs.decode_all(asked.inputs, SPECS, {"h": codec}) for codec in boundary_codecs.CODECS]
 
 
 def costs_file() -> bytes:
@@ -160,10 +166,11 @@ JSON_REQUEST = msgspec.json.encode({"inputs": [TENSOR], "id": "x", "parameters":
 JSON_ANSWER = msgspec.json.encode({"model_name": "m", "outputs": [TENSOR], "parameters": {"edgesplit_row": "r"}})
 BIRTH = messages.Birth(1, 0.5, "1", "pi4", True, "http://h", "s", "9")
 REPORTED = messages.Reported(1, 2, (messages.ModelState("m", "r", "r", "failed"),))
-ANATOMY = anatomy.encode_anatomy(
-    anatomy.Anatomy(
-        ir_version=9, opsets=(("", 17),), functions=(), layers=(anatomy.LayerParts("conv", ("x",), ("y",), ("n",)),),
-        tensors=(anatomy.TensorPart(TensorSpec("x", "FP32", (1, 4)), "d"),), weights=("w",),
+ANATOMY = fingerprint.encode_anatomy(
+    fingerprint.Anatomy(
+        ir_version=9, opsets=(("", 17),), functions=(),
+        layers=(fingerprint.LayerParts("conv", ("x",), ("y",), ("n",)),),
+        tensors=(fingerprint.TensorPart(TensorSpec("x", "FP32", (1, 4)), "d"),), weights=("w",),
     )
 )  # fmt: skip
 WINDOW = messages.Window(model="m@1", release="r", row="local")
@@ -182,7 +189,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
     authority = Authority(folder / "ca")
     key = identity.load_or_make_key(folder / "key")
     csr = identity.certificate_request(key, "cam-1")
-    x25519 = wrapping.load_or_make_encryption_key(folder / "x25519")
+    x25519 = key_wrapping.load_or_make_encryption_key(folder / "x25519")
     public = x25519.public_key().public_bytes_raw()
     certificate = authority.sign_request(csr, "cam-1")
     (folder / "list.pem").write_bytes(authority.revocation_list([1, 2, 3]))
@@ -237,7 +244,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "broker's log": Parser(_CLIENT.match, [b"New client connected from 1:2 as cam (p5"]),
         "signed": message(Signed, messages.decode(statement, Signed)),
         "statement": Parser(lambda raw: store.statement(raw, DEVICE, install=True), [statement]),
-        "manifest": Parser(release.decode_manifest, [sample_release()[0]]),
+        "manifest": Parser(manifest.decode_manifest, [sample_release()[0]]),
         "listed manifest": Parser(
             lambda raw: trusted.store("again").manifest("0" * 64, lambda path, most: raw), [sample_release()[0]]
         ),
@@ -275,12 +282,12 @@ def parsers(folder: Path) -> dict[str, Parser]:
         ),
         "gzip body": Parser(lambda raw: decoded(raw, "gzip"), [gzip.compress(plain)]),
         "deflate body": Parser(lambda raw: decoded(raw, "deflate"), [zlib.compress(plain)]),
-        "picture": Parser(lambda raw: inputs.prepare(CAMERA, raw), [
+        "picture": Parser(lambda raw: input_spec.prepare(CAMERA, raw), [
             picture("JPEG"), picture("PNG"), picture("BMP"), picture("GIF")], 600 * MIB),
-        "sound": Parser(lambda raw: inputs.prepare(MICROPHONE, raw), [b"\x01\x02" * 32]),
+        "sound": Parser(lambda raw: input_spec.prepare(MICROPHONE, raw), [b"\x01\x02" * 32]),
         "tensors in an npz": Parser(read_tensors, [npz()], 64 * MIB),
         "input spec": text(
-            inputs.parse_input_spec, "image/jpeg 24x16 q85 rgb scale=1/255 mean=0.5", "audio/pcm16 16k 32"
+            input_spec.parse_input_spec, "image/jpeg 24x16 q85 rgb scale=1/255 mean=0.5", "audio/pcm16 16k 32"
         ),
         "device profile": text(lambda said: parse_profile(said, "pushed"), "name: x\nclass: [1, 2]\n", '{"a": 1}'),
         "costs file": Parser(costs, [costs_file()]),
@@ -290,18 +297,18 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "device name": text(device_name, "cam-1"),
         "digest": text(sha256_hex, "a" * 64),
         "content keys, wrapped": Parser(
-            lambda raw: wrapping.unwrap(raw, x25519, "cam-1", "r"),
-            [wrapping.wrap({"k": b"x" * 32}, public, "cam-1", "r")],
+            lambda raw: key_wrapping.unwrap(raw, x25519, "cam-1", "r"),
+            [key_wrapping.wrap({"k": b"x" * 32}, public, "cam-1", "r")],
         ),
-        "content keys, opened": Parser(wrapping.decode_ring, [msgspec.msgpack.encode({"keys": {"k": b"x" * 32}})]),
+        "content keys, opened": Parser(key_wrapping.decode_ring, [msgspec.msgpack.encode({"keys": {"k": b"x" * 32}})]),
         "encryption key": Parser(
-            lambda raw: wrapping.check_introduction(raw[:32], raw[32:], key.public_key(), csr.decode(), "cam-1"),
-            [b"".join(wrapping.introduce(x25519, key, csr.decode()))],
+            lambda raw: key_wrapping.check_introduction(raw[:32], raw[32:], key.public_key(), csr.decode(), "cam-1"),
+            [b"".join(key_wrapping.introduce(x25519, key, csr.decode()))],
         ),
         "anatomy of a model": Parser(
-            lambda raw: anatomy.decode_anatomy(raw, anatomy.anatomy_file(raw)), [ANATOMY]
+            lambda raw: fingerprint.decode_anatomy(raw, fingerprint.anatomy_file(raw)), [ANATOMY]
         ),
-        "graph of a recut slice": Parser(onnx_wire.read_graph, [a_model()]),
+        "graph of a recut slice": Parser(onnx_graph.read_graph, [a_model()]),
     }  # fmt: skip
 
 
@@ -350,7 +357,7 @@ STRUCTURED = {
         | messages.FetchChunks | messages.Fetched,
     ),
     "signed": lambda value: messages.decode(msgspec.msgpack.encode(value), Signed),
-    "manifest": lambda value: release.decode_manifest(msgspec.json.encode(value)),
+    "manifest": lambda value: manifest.decode_manifest(msgspec.json.encode(value)),
     "inference request": lambda value: oip.decode_request(msgspec.json.encode(value), None),
     "inference answer": lambda value: oip.decode_response(msgspec.json.encode(value), None),
     "claim": lambda value: identity.decode_claim(msgspec.json.encode(value)),
@@ -451,7 +458,7 @@ def test_a_picture_of_a_billion_pixels_is_refused_by_its_header() -> None:
     at = raw.index(b"\xff\xc0") + 5
     raw[at : at + 4] = b"\xfd\xe8\xfd\xe8"
     with pytest.raises(EdgeError):
-        inputs.prepare(CAMERA, bytes(raw))
+        input_spec.prepare(CAMERA, bytes(raw))
 
 
 @pytest.mark.parametrize("coding", ["zstd", "gzip", "deflate"])

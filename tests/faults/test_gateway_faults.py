@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_world import eventually
-from edgesplit.http1 import Request, Response
-from edgesplit.remote import HOP_CAUSE_HEADER
+from edgesplit.http1.server import Request, Response
+from edgesplit.offload_client.pool import HOP_CAUSE_HEADER
 from gateway_world import OUT, PATIENCE_S, SPOILT, World, outputs
 
 DEVICES, EACH = 8, int(os.environ.get("EDGESPLIT_GATEWAY_REQUESTS", "15"))

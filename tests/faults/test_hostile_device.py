@@ -26,13 +26,13 @@ from paho.mqtt.client import Client as Paho
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from edgesplit import messages
 from edgesplit.errors import TrustError
-from edgesplit.identity import Credentials, certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
-from edgesplit.messages import FetchChunks, FetchMetadata, encode, topic
-from edgesplit.release import decode_manifest
-from edgesplit.trust import TrustStore, target_path
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import FetchChunks, FetchMetadata, encode, topic
+from edgesplit.release.manifest import decode_manifest
+from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
+from edgesplit.trust.store import TrustStore, target_path
 from harness import Agent, Cloud, eventually
 
 VICTIM, BAD = "pi-victim", "pi-bad"

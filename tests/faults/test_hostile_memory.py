@@ -26,14 +26,15 @@ import numpy as np
 import pytest
 
 from agent_world import LOCAL, Step, active, eventually
-from edgesplit import Client, oip
-from edgesplit.client import Connection, Reply
-from edgesplit.http1 import Server
-from edgesplit.regions import FOLDER, SEGMENT
-from edgesplit.release import TensorSpec
-from edgesplit.triton_calls import SEGMENT_PATH
-from edgesplit_agent.endpoint import Endpoint
-from edgesplit_agent.engine import Engine
+from edgesplit import Client
+from edgesplit.client.client import Connection, Reply
+from edgesplit.http1.server import Server
+from edgesplit.oip import protocol as oip
+from edgesplit.oip_server.triton_extensions import SEGMENT_PATH
+from edgesplit.release.manifest import TensorSpec
+from edgesplit.shared_memory.regions import FOLDER, SEGMENT
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.http_endpoint import Endpoint
 
 PATIENCE_S = 30.0
 COUNT = 262_144

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-import edgesplit_agent.enrolment as enrolment
-import edgesplit_agent.renewal as renewal
+import edgesplit_agent.control.certificate_renewal as renewal
+import edgesplit_agent.control.enrolment as enrolment
 from edgesplit.errors import LinkError
-from edgesplit.identity import Claim, Enrolled, EnrolmentRequest, Renewal, decode_document, encode_document
-from edgesplit_agent.enrolment import credentials, enrol
-from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.renewal import certificate_in_use, renew
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.devices import ClaimWish, Devices
+from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, Renewal, decode_document, encode_document
+from edgesplit_agent.control.certificate_renewal import certificate_in_use, renew
+from edgesplit_agent.control.enrolment import credentials, enrol
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_controller.fleet.devices import ClaimWish, Devices
+from edgesplit_controller.pki.authority import Authority
 from fresh_database import fresh_database
 from power_cut import Recorder, Told, after_cut, read_tree, write_tree
 from power_world import NOW, imaginary_disks

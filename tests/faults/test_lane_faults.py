@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 from agent_world import DIGEST, eventually
-from edgesplit import Answer, AsyncClient, Client, Wishes, lane_end, lane_hopes
-from edgesplit.connection import Connection
+from edgesplit import Answer, AsyncClient, Client, Wishes
+from edgesplit.client.connection import Connection
+from edgesplit.client.direct import endpoint, request_policy
+from edgesplit.client.direct.grant import LANE_PATH
 from edgesplit.errors import EdgeError, InferenceFailed, UsageError
-from edgesplit.lane_terms import LANE_PATH
-from edgesplit.seen import families, trace
-from edgesplit.wishes import NONE
+from edgesplit.observability import metrics, trace_context
+from edgesplit.oip.options import NONE
 from edgesplit_agent.worker.host import WorkerLost
 from lane_world import OTHER_DIGEST, LaneWorld, descriptors, lane_world
 from worker_world import DEADLY, ENDLESS, GREEDY, SMALL, deadly, double, endless, greedy, signal_worker
@@ -38,8 +39,8 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that stands still for a second no lane is given up for that."""
-    monkeypatch.setattr(lane_end, "PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(lane_hopes, "GRANTING_S", PATIENCE_S)
+    monkeypatch.setattr(endpoint, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(request_policy, "GRANTING_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_lanes_answer_as_the_agent_does_and_count_as_much(world: LaneWorld) -> N
     with Client(world.url, lane=False) as client:
         statistics = client._exchange("GET", "/v2/models/one/stats").body
         assert f'"success":{{"count":{asked},'.encode() in bytes(statistics).replace(b" ", b"")
-        measured = world.metrics.ledger.histogram(families.AGENT_REQUEST_S, "one", "local")
+        measured = world.metrics.ledger.histogram(metrics.AGENT_REQUEST_S, "one", "local")
         assert measured.count == asked
     assert world.engine.serving["one"].learnt()[0][2] > 0
 
@@ -131,8 +132,8 @@ def test_what_is_special_goes_through_the_agent(world: LaneWorld) -> None:
                 assert number >= 4
             assert world.inferences == before + (number != 4), number
         before = world.inferences
-        traced = trace.parse("00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-        with trace.working_for(traced):
+        traced = trace_context.parse("00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+        with trace_context.working_for(traced):
             ask(client)
         assert world.inferences == before + 1
         ask(client, wishes=NONE, outputs=("y",))
@@ -270,7 +271,7 @@ def test_agents_requests_and_lanes_take_turns(world: LaneWorld) -> None:
 
 def test_a_stopped_worker_is_the_agents_to_end(world: LaneWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads nothing, so that no word says it is busy: the lane is silent, the agent is asked, and that ends it."""
-    monkeypatch.setattr(lane_end, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.2)
     with Client(world.url) as client:
         warm(client, world)
         before = world.inferences

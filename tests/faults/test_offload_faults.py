@@ -19,13 +19,13 @@ import pytest
 
 from agent_world import eventually
 from byte_wire import OUT, A, B, Fault, How, OffloadWorld, offload_world
-from edgesplit import oip
 from edgesplit.errors import DeadlineExceeded, LinkError
+from edgesplit.link_emulation import ShapedLink
+from edgesplit.offload_client.pool import Remote
+from edgesplit.oip import protocol as oip
+from edgesplit.oip.options import Wishes
 from edgesplit.plan import Link
-from edgesplit.remote import Remote
-from edgesplit.testing.link import ShapedLink
-from edgesplit.wishes import Wishes
-from edgesplit_agent.engine import Answer
+from edgesplit_agent.serving.engine import Answer
 from handmade_release import DEVICE_CLASS, DIGEST
 
 LONG_S = 60.0
@@ -45,8 +45,8 @@ def ask(world: OffloadWorld, wishes: Wishes = AT_ONCE, deadline_s: float = LONG_
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cloud that is silent because a test wants it so is not taken for dead."""
-    monkeypatch.setattr("edgesplit_agent.finishing.OVERDUE_S", 1e6)
-    monkeypatch.setattr("edgesplit_agent.cloud.DOUBT_S", 30.0)
+    monkeypatch.setattr("edgesplit_agent.serving.offload_race.OVERDUE_S", 1e6)
+    monkeypatch.setattr("edgesplit_agent.offload.target.DOUBT_S", 30.0)
 
 
 def sizes(world: OffloadWorld) -> tuple[int, int]:
@@ -100,7 +100,7 @@ def test_without_a_fallback_a_broken_wire_is_a_typed_error(tmp_path: Path, how: 
 
 def test_a_wire_that_breaks_inside_tls_is_no_other(tmp_path: Path, patient: None) -> None:
     """Handshake, request and response as records: closed after a sample of all their bytes."""
-    from edgesplit_controller.ca import Authority
+    from edgesplit_controller.pki.authority import Authority
 
     authority = Authority(tmp_path / "authority")
     server = authority.issue_server("offload", ["127.0.0.1"]).server_context()

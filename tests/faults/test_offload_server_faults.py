@@ -16,9 +16,9 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from edgesplit import oip
-from edgesplit.connection import Connection
-from edgesplit.release import Slice
+from edgesplit.client.connection import Connection
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CUT, MID, HandmadeRelease
@@ -234,7 +234,7 @@ def test_a_request_cut_at_any_byte_runs_nothing_and_hurts_nobody(release: Handma
 
 def test_who_leaves_a_run_that_is_shared_costs_the_others_nothing(release: HandmadeRelease) -> None:
     """One of three that wait for the same model goes: the run that follows has the two that stayed."""
-    from edgesplit_offload.pace import Gain
+    from edgesplit_offload.scheduling.run_times import Gain
 
     slow = Slow()
     server = OffloadServer(Path("unused"), b"", open_release=release.open, runtime=slow, at_once=1)

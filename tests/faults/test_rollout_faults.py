@@ -22,7 +22,7 @@ import pytest
 from sqlalchemy import event
 
 from edgesplit_controller.backup.rows import export_rows, import_rows
-from edgesplit_controller.database import Desired, Device
+from edgesplit_controller.storage.database import Desired, Device
 from rollout_world import BAD, NEW, NEWER, OLD, StandIn, World
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))

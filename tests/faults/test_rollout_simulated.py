@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from edgesplit_cli.sim.fleet import SimulatedFleet
-from edgesplit_cli.sim.releases import Mood
-from edgesplit_controller.rollout.asked import Asked
+from edgesplit_controller.rollout.request import Asked
+from edgesplit_simulation.fleet import SimulatedFleet
+from edgesplit_simulation.releases import Mood
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 DEVICES = 200

@@ -16,13 +16,13 @@ from sqlalchemy import select
 
 from broker_world import Elsewhere
 from controller_world import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
-from edgesplit import messages
-from edgesplit.release import Signed, Statement
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.database import Database, Desired
-from edgesplit_controller.database import Device as Row
-from edgesplit_controller.lease_tables import LeaseRow
+from edgesplit.mqtt import messages
+from edgesplit.release.manifest import Signed, Statement
+from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.settings import free_port
+from edgesplit_controller.storage.database import Database, Desired
+from edgesplit_controller.storage.database import Device as Row
+from edgesplit_controller.storage.tables.leases import LeaseRow
 from postgres import Postgres
 
 PROCESSES = 2

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from edgesplit.client import Client
+from edgesplit.client.client import Client
+from edgesplit.link_emulation import ShapedLink
 from edgesplit.plan import Link
-from edgesplit.testing.link import ShapedLink
 from harness import Agent, Cloud, eventually, frame_input, frames
 from soak_world import Load, Sample, growth, named, tree
 

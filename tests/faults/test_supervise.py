@@ -19,7 +19,7 @@ PROGRAM = '''
 """Stands for an agent: notes its number, and those of its children; does what its word says."""
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from edgesplit_agent.service.notify import Manager
+from edgesplit_agent.host.sd_notify import Manager
 
 word, folder = sys.argv[1], Path(sys.argv[2])
 address = os.environ["NOTIFY_SOCKET"]
@@ -38,7 +38,7 @@ while True:
     time.sleep(1000)
 '''
 SUPERVISE = (
-    "import sys\nfrom edgesplit_agent.service.supervise import Supervisor\n"
+    "import sys\nfrom edgesplit_agent.service.supervisor import Supervisor\n"
     "sys.exit(Supervisor(sys.argv[2:], float(sys.argv[1])).serve())"
 )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit_agent.versions.shelf import Shelf
+from edgesplit_agent.self_update.version_store import Shelf
 from power_cut import Disk, Operation, Recorder, Tree, after_cut, read_tree, write_tree
 from power_world import Machine, imaginary_disks
 from version_world import AgentRelease, World

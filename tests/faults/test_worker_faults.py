@@ -20,15 +20,15 @@ import pytest
 import hostile_worker
 from agent_world import CLASS, ScriptedCloud, eventually
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, ModelRefused
-from edgesplit.remote import Remote
+from edgesplit.offload_client.pool import Remote
 from edgesplit.runtime import Timing
-from edgesplit.runtime.setup import Setup
-from edgesplit_agent.engine import Engine, Settings
+from edgesplit.runtime.options import Setup
+from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker import process
 from edgesplit_agent.worker.host import WorkerLost
-from edgesplit_agent.worker.hosted import Hosted
-from edgesplit_agent.worker.judging import Bounds
-from edgesplit_agent.worker.tensor_room import TensorRoom
+from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit_agent.worker.tensor_allocator import TensorRoom
+from edgesplit_agent.worker.watchdog_policy import Bounds
 from power_world import Machine, Source, imaginary_disks
 from worker_world import (
     AWAY,
@@ -184,7 +184,8 @@ def test_workers_end_with_their_agent_however_that_ends() -> None:
     """Killed without a chance to tidy up: the kernel ends them."""
     script = (
         "import sys; from edgesplit_agent.worker.process import Worker;"
-        "from edgesplit_agent.worker.judging import Bounds; from edgesplit_agent.worker.tensor_room import TensorRoom;"
+        "from edgesplit_agent.worker.watchdog_policy import Bounds;"
+        "from edgesplit_agent.worker.tensor_allocator import TensorRoom;"
         "print(Worker('w', Bounds(2**30), TensorRoom(2**20)).pid, flush=True); sys.stdin.read()"
     )
     agent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

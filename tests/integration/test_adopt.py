@@ -17,11 +17,11 @@ from click.testing import CliRunner
 
 from controller_world import eventually
 from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
-from edgesplit_cli.adopt import carrying
-from edgesplit_cli.adopt.adoption import Adopted
-from edgesplit_cli.adopt.hosts import Host
 from edgesplit_cli.commands import adopt as command
 from edgesplit_cli.main import cli
+from edgesplit_provisioning.ssh import upload
+from edgesplit_provisioning.ssh.adopt import Adopted
+from edgesplit_provisioning.ssh.inventory import Host
 from ssh_world import CA, FakeController, FakeKit, Machine, why_not
 
 REASON = why_not()
@@ -173,14 +173,14 @@ def test_a_connection_cut_in_the_middle_of_copying_is_continued_by_the_next_call
         for session in machine.sessions():
             os.kill(session, signal.SIGKILL)
 
-    monkeypatch.setattr(carrying, "_blocks", _cut_after(size // 2, cut))
+    monkeypatch.setattr(upload, "_blocks", _cut_after(size // 2, cut))
     with pytest.raises(LinkError):
         adopt(machine, cloud, big, named(machine))
     monkeypatch.undo()
     assert 0 < begun.stat().st_size < size and cloud.claims == []
 
     sent: dict[str, int] = {}
-    monkeypatch.setattr(carrying, "_blocks", _counted(sent))
+    monkeypatch.setattr(upload, "_blocks", _counted(sent))
     assert adopt(machine, cloud, big, named(machine)).did == "install"
     assert sent["wheels.tar"] < size
     assert machine.left == []
@@ -276,7 +276,7 @@ def _cut_after(most: int, cut: Callable[[], object]) -> Callable[..., Iterator[b
 
 
 def _counted(sent: dict[str, int]) -> Callable[..., Iterator[bytes]]:
-    real = carrying._blocks
+    real = upload._blocks
 
     def blocks(path: Path, offset: int, progress: Callable[[int], None]) -> Iterator[bytes]:
         sent[path.name] = path.stat().st_size - offset
@@ -289,7 +289,7 @@ def test_a_call_that_is_killed_leaves_no_connection_open(machine: Machine) -> No
     """The shared connection ends with whoever opened it, also by SIGKILL."""
     script = (
         "import os, sys, signal; sys.path.insert(0, sys.argv[1])\n"
-        "from edgesplit_cli.adopt.hosts import Host\nfrom edgesplit_cli.adopt.ssh import Ssh\n"
+        "from edgesplit_provisioning.ssh.inventory import Host\nfrom edgesplit_provisioning.ssh.connection import Ssh\n"
         "ssh = Ssh(Host(target='root@127.0.0.1', port=int(sys.argv[2]), key=sys.argv[3]), sys.argv[4:]).__enter__()\n"
         "print(ssh._master.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -304,7 +304,7 @@ def test_the_command_adopts_several_machines_and_says_what_became_of_each(
 ) -> None:
     """One that fails holds up no other, and its error's code is the command's."""
     monkeypatch.setattr(command.credentials, "of_folder", lambda data: SimpleNamespace(ca_pem=CA.splitlines()[1]))
-    monkeypatch.setattr(command.Api, "by", lambda held: cloud)
+    monkeypatch.setattr(command.ControllerClient, "by", lambda held: cloud)
     monkeypatch.setattr(command, "kits", lambda *_: lambda means, seen, coral: kit)
     batch = tmp_path / "devices.csv"
     batch.write_text(f"host,name,group,port\nroot@127.0.0.1,cam-1,doors,{machine.port}\nnobody@127.0.0.1,cam-2,,1\n")

@@ -26,21 +26,24 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from agent_world import EXPECTED, INPUT, LINK, H, X, Y, eventually
-from edgesplit import Client, messages, oip, release
+from edgesplit import Client
 from edgesplit.errors import LinkError
-from edgesplit.http1 import Request, Response, Server, json_response
-from edgesplit.identity import Claim, Enrolled, EnrolmentRequest, decode_document, encode_claim
-from edgesplit.messages import Reported
-from edgesplit.mqtt import Session
+from edgesplit.http1.server import Request, Response, Server, json_response
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import Reported
+from edgesplit.mqtt.session import Session
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Chunk, Golden, Manifest, Slice, SliceFile, Statement, Wanted
-from edgesplit.releases import write_release
-from edgesplit_agent.enrolment import enrol
-from edgesplit_agent.folder import DataFolder
-from edgesplit_controller.broker import Broker
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.delivery import SUBSCRIPTIONS, Delivery, Sources
-from edgesplit_controller.repository import Repository
+from edgesplit.release import manifest
+from edgesplit.release.manifest import Chunk, Golden, Manifest, Slice, SliceFile, Statement, Wanted
+from edgesplit.release_store import write_release
+from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, decode_document, encode_claim
+from edgesplit_agent.control.enrolment import enrol
+from edgesplit_agent.state.data_folder import DataFolder
+from edgesplit_controller.messaging.broker import Broker
+from edgesplit_controller.messaging.delivery import SUBSCRIPTIONS, Delivery, Sources
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.tuf.repository import Repository
 from edgesplit_offload.server import OffloadServer
 
 HERE = "127.0.0.1"
@@ -82,14 +85,14 @@ class Made:
             Row(name="local", device=("a", "b"), device_s=0.05),
         )
         plan = Plan(model=f"tiny@{version}", device_class="pi4", rows=rows, link=LINK, slice_s={"a": 0.001, "b": 0.03})
-        self.raw = release.encode_manifest(
+        self.raw = manifest.encode_manifest(
             Manifest(
                 model=f"tiny@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
                 inputs=(X,), outputs=(Y,), slices=slices, plans={"pi4": plan},
                 golden=(Golden(chunk(request), chunk(response)),),
             )
         )  # fmt: skip
-        self.digest = release.release_digest(self.raw)
+        self.digest = manifest.release_digest(self.raw)
 
 
 def one_file(data: bytes) -> SliceFile:
@@ -164,7 +167,7 @@ class SmallController:
         return next(made.chunks[sha256] for made in self.made.values() if sha256 in made.chunks)
 
     def _chunks_of(self, digest: str) -> tuple[str, ...]:
-        return tuple(release.decode_manifest(self.made[digest].raw).chunk_list()) if digest in self.made else ()
+        return tuple(manifest.decode_manifest(self.made[digest].raw).chunk_list()) if digest in self.made else ()
 
     def _statements(self, devices: object) -> Mapping[str, bytes]:
         return {DEVICE: self.statement} if self.statement else {}
@@ -355,7 +358,7 @@ def test_a_flipped_bit_in_the_running_slice_costs_one_chunk(controller: SmallCon
     assert np.array_equal(agent.infer().outputs["y"], EXPECTED)
     assert hashlib.sha256(spoilt.read_bytes()).hexdigest() in controller.chunks_sent
     golden = {
-        chunk_.sha256 for one in release.decode_manifest(made.raw).golden for chunk_ in (one.request, one.response)
+        chunk_.sha256 for one in manifest.decode_manifest(made.raw).golden for chunk_ in (one.request, one.response)
     }
     assert set(controller.chunks_sent) - golden == {hashlib.sha256(spoilt.read_bytes()).hexdigest()}
 
@@ -546,10 +549,10 @@ def test_enrolment_killed_at_any_point_finishes_at_the_next_start(
     controller: SmallController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_at: str
 ) -> None:
     """A4: power fails just before each file is written; the next start enrols with the same key and token."""
-    import edgesplit_agent.enrolment as enrolment
-    import edgesplit_agent.folder as folder_module
-    from edgesplit import identity
-    from edgesplit.durable import write_durably
+    import edgesplit_agent.control.enrolment as enrolment
+    import edgesplit_agent.state.data_folder as folder_module
+    from edgesplit.atomic_files import write_durably
+    from edgesplit.trust import identity
 
     def dying(path: Path, data: bytes, mode: int = 0o644) -> None:
         if path.name == lost_at:

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from broker_world import PATIENCE_S, BrokerWorld, enrol
-from edgesplit import identity
 from edgesplit.errors import LinkError, UsageError
-from edgesplit.mqtt import Session
-from edgesplit_controller.broker import DEVICE_READS, DEVICE_WRITES, Broker
-from edgesplit_controller.ca import Authority
+from edgesplit.mqtt.session import Session
+from edgesplit.trust import identity
+from edgesplit_controller.messaging.broker import DEVICE_READS, DEVICE_WRITES, Broker
+from edgesplit_controller.pki.authority import Authority
 
 
 @pytest.fixture(scope="module", params=["our own", "elsewhere"])
@@ -225,8 +225,8 @@ def test_a_spoiled_database_does_not_keep_the_broker_down(own: BrokerWorld) -> N
 START_AND_WAIT = """
 import sys
 from pathlib import Path
-from edgesplit_controller.broker import Broker
-from edgesplit_controller.ca import Authority
+from edgesplit_controller.messaging.broker import Broker
+from edgesplit_controller.pki.authority import Authority
 folder = Path(sys.argv[1])
 credentials = Authority(folder / "ca").issue_server("broker", ["localhost", "127.0.0.1"])
 broker = Broker(folder / "broker", credentials, int(sys.argv[2]))

@@ -14,9 +14,9 @@ from cryptography import x509
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.main import cli
-from edgesplit_controller.broker import CONTROLLERS, DEVICE_READS, DEVICE_WRITES, access_rules
-from edgesplit_controller.broker_files import emqx_rules, write_broker_files
-from edgesplit_controller.ca import Authority
+from edgesplit_controller.messaging.broker import CONTROLLERS, DEVICE_READS, DEVICE_WRITES, access_rules
+from edgesplit_controller.messaging.broker_config import emqx_rules, write_broker_files
+from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.settings import broker_address
 
 RULE = re.compile(

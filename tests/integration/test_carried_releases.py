@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from edgesplit.controller_client.claims import ClaimWish, make_claim
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit_agent import main as agent_command
-from edgesplit_cli.claims import ClaimWish, make_claim
 from edgesplit_cli.main import cli
 from harness import Agent, Cloud, eventually, frame_input, frames
 

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgesplit.inputs import InputSpec, prepare
-from edgesplit.release import decode_manifest
-from edgesplit_cli.demo.story import INPUT_SPEC
-from edgesplit_cli.demo.whole import WholeModel
+from edgesplit.input_spec import InputSpec, prepare
+from edgesplit.release.manifest import decode_manifest
+from edgesplit_cli.demo.reference_model import WholeModel
+from edgesplit_cli.demo.scenario import INPUT_SPEC
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 

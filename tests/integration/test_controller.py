@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from controller_world import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
-from edgesplit import messages
-from edgesplit.agent_release import AGENT, Target, build_for
-from edgesplit.identity import certificate_request, load_or_make_key
-from edgesplit.release import Manifest, decode_manifest
+from edgesplit.mqtt import messages
+from edgesplit.release.agent_release import AGENT, Target, build_for
+from edgesplit.release.manifest import Manifest, decode_manifest
+from edgesplit.trust.identity import certificate_request, load_or_make_key
 from wheels_world import archive, small_agent
 
 

@@ -16,8 +16,8 @@ from sqlalchemy import update
 
 from browser import DESKTOP, PHONE, Browser, chromium, needs_browser
 from dashboard_world import Dashboard
-from edgesplit.agent_release import AGENT
-from edgesplit_controller.database import Device, Model
+from edgesplit.release.agent_release import AGENT
+from edgesplit_controller.storage.database import Device, Model
 from made_fleet import device_row, make_rollout
 
 MANY = 1_000

@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from controller_world import PATIENCE_S
 from dashboard_world import Dashboard
-from edgesplit_controller.database import Device
+from edgesplit_controller.storage.database import Device
 from postgres import Postgres
 
 FOLLOWERS = 8

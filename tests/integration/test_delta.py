@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgesplit.release import Manifest, decode_manifest
-from edgesplit_cli.demo.story import INPUT_SPEC
+from edgesplit.release.manifest import Manifest, decode_manifest
+from edgesplit_cli.demo.scenario import INPUT_SPEC
 from harness import DIGITS, Agent, Cloud, eventually
 
 

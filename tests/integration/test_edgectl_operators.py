@@ -13,15 +13,15 @@ from click.testing import CliRunner
 from cryptography import x509
 
 from controller_world import Device, Up, enrolled, eventually
+from edgesplit.controller_client import credentials
 from edgesplit.errors import EdgeError, TrustError, UsageError
-from edgesplit.identity import Credentials as Files
-from edgesplit.identity import enrolment_context
-from edgesplit.mqtt import Session
-from edgesplit_cli import credentials
+from edgesplit.mqtt.session import Session
+from edgesplit.trust.identity import Credentials as Files
+from edgesplit.trust.identity import enrolment_context
 from edgesplit_cli.main import cli
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.database import Database
-from edgesplit_controller.gatekeeping import open_gate
+from edgesplit_controller.access.bootstrap import open_gate
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.storage.database import Database
 
 
 @pytest.fixture(scope="module")

@@ -20,16 +20,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from controller_world import Device, Up
+from edgesplit.crypto.key_wrapping import introduce, load_encryption_key, unwrap
+from edgesplit.crypto.slice_encryption import needed_keys, open_slice
 from edgesplit.errors import TrustError
-from edgesplit.identity import certificate_request
-from edgesplit.inputs import InputSpec, prepare
-from edgesplit.messages import decode
-from edgesplit.release import Manifest, Signed, Statement, decode_manifest
-from edgesplit.sealed import needed_keys, open_slice
-from edgesplit.wrapping import introduce, load_encryption_key, unwrap
-from edgesplit_agent.folder import DataFolder
-from edgesplit_cli.demo.story import INPUT_SPEC
-from edgesplit_cli.demo.whole import WholeModel
+from edgesplit.input_spec import InputSpec, prepare
+from edgesplit.mqtt.messages import decode
+from edgesplit.release.manifest import Manifest, Signed, Statement, decode_manifest
+from edgesplit.trust.identity import certificate_request
+from edgesplit_agent.state.data_folder import DataFolder
+from edgesplit_cli.demo.reference_model import WholeModel
+from edgesplit_cli.demo.scenario import INPUT_SPEC
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 MARK_BYTES = 48

@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 import yaml
 
-from edgesplit.inputs import InputSpec, prepare
-from edgesplit.release import decode_manifest
-from edgesplit_cli.demo.whole import WholeModel
+from edgesplit.input_spec import InputSpec, prepare
+from edgesplit.release.manifest import decode_manifest
+from edgesplit_cli.demo.reference_model import WholeModel
 from foreign_world import TRITON, ForeignServerHere
 from harness import Agent, Cloud, eventually, frame_input, frames
 

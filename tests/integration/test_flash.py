@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from card_world import TRIXIE, boot_of, make_image, make_kit, needs_card_tools
 from edgesplit.errors import UsageError
-from edgesplit_cli.flash.online import wait_online
 from edgesplit_cli.main import cli
+from edgesplit_provisioning.image.wait_online import wait_online
 from harness import Agent, Cloud
 
 

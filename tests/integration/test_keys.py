@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import NotFound, TrustError, UsageError
-from edgesplit.identity import Credentials
-from edgesplit_cli.api import Api
+from edgesplit.trust.identity import Credentials
 from edgesplit_cli.signing import signed_release
-from edgesplit_controller.signers import make_key_file
+from edgesplit_controller.tuf.signers import make_key_file
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 
@@ -226,7 +226,7 @@ def test_malformed_words_about_keys_change_nothing(cloud: Cloud, agent: Agent, o
             cloud.api.post(path, body)
     keys = cloud.data / "keys"
     shown = Credentials(keys / "operator.key", keys / "operator.pem", cloud.data / "ca.pem")
-    stranger = Api(cloud.api.url, "guess", shown.client_context())
+    stranger = ControllerClient(cloud.api.url, "guess", shown.client_context())
     with pytest.raises(UsageError, match="token"):
         stranger.get("/v1/keys")
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgesplit.inputs import InputSpec, prepare
+from edgesplit.input_spec import InputSpec, prepare
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 from unit import onnx_models, tflite_models
 

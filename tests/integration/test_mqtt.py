@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from broker_world import PATIENCE_S, BrokerWorld, Listener, enrol
-from edgesplit import mqtt
 from edgesplit.errors import LinkError, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt import Session
+from edgesplit.link_emulation import ShapedLink
+from edgesplit.mqtt import session as mqtt
+from edgesplit.mqtt.session import Session
 from edgesplit.plan import Link
-from edgesplit.testing.link import ShapedLink
 
 MINE = "edgesplit/v1/cam-1/birth"
 DESIRED = "edgesplit/v1/cam-1/desired"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker_world import BrokerWorld, enrol
-from edgesplit.testing.reactor import Reactor, ReactorSession
+from edgesplit.testing.mqtt_reactor import Reactor, ReactorSession
 
 PATIENCE_S = 60.0
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from agent_world import eventually
-from edgesplit import oip
 from edgesplit.errors import TrustError
-from edgesplit.release import Statement, Wanted
-from edgesplit.releases import write_release
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import Statement, Wanted
+from edgesplit.release_store import write_release
 from integration.test_agent import DEVICE, Process, SmallController
 from recut_world import CLASS, Made, RecutWorld, anatomy_for, made, plant
 from unit import onnx_models as tiny

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from edgesplit.errors import EdgeError
+from edgesplit.link_emulation import ShapedLink
 from edgesplit.links import parse_link
-from edgesplit.release import Manifest, decode_manifest
-from edgesplit.testing.link import ShapedLink
+from edgesplit.release.manifest import Manifest, decode_manifest
 from harness import Agent, Cloud, eventually, frame_input, frames
 
 ASSUMED, FADED = "wifi", "0.4mbit/5ms"

@@ -10,8 +10,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from controller_world import Device, Up, enrolled, eventually, tiny_model
-from edgesplit import messages
-from edgesplit.release import Statement
+from edgesplit.mqtt import messages
+from edgesplit.release.manifest import Statement
 from edgesplit_cli.main import cli
 
 

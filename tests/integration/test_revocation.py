@@ -15,10 +15,11 @@ import pytest
 from cryptography import x509
 
 from controller_world import PATIENCE_S, Device, Up, enrolled, eventually
-from edgesplit import messages
-from edgesplit.client import Connection, Reply
+from edgesplit.client.client import Connection, Reply
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import LinkError, TrustError, UsageError
-from edgesplit.identity import (
+from edgesplit.mqtt import messages
+from edgesplit.trust.identity import (
     Renewal,
     certificate_request,
     decode_claim,
@@ -27,13 +28,12 @@ from edgesplit.identity import (
     load_or_make_key,
     renewal_text,
 )
-from edgesplit_agent import renewal
-from edgesplit_agent.enrolment import credentials, enrol
-from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_cli.api import Api
-from edgesplit_controller import ca
-from edgesplit_controller.ca import Authority
-from edgesplit_offload.revoked import Revoked
+from edgesplit_agent.control import certificate_renewal
+from edgesplit_agent.control.enrolment import credentials, enrol
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_controller.pki import authority as ca
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_offload.revocation import Revoked
 from edgesplit_offload.server import OffloadServer
 from handmade_release import HandmadeRelease
 from harness import Cloud, frame_input, frames
@@ -123,7 +123,7 @@ def test_an_offload_servers_open_connection_does_not_outlive_the_right(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answered until the list changes, and 403 from then on, on the same connection; others are served."""
-    monkeypatch.setattr("edgesplit_offload.revoked.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("edgesplit_offload.revocation.LOOK_EVERY_S", 0.0)
     listed = tmp_path / "revoked.pem"
     listed.write_bytes(authority.revocation_list([]))
     server = OffloadServer(
@@ -177,9 +177,9 @@ def agent_folder(up: Up, name: str, path: Path) -> tuple[DataFolder, Identity]:
 def test_a_renewed_pair_is_used_and_the_old_one_ends_when_it_is_seen(up: Up, tmp_path: Path) -> None:
     """One file changes, and nothing of the trial stays."""
     folder, identity = agent_folder(up, "pi-renew", tmp_path / "agent")
-    before = renewal.certificate_in_use(folder)
-    renewal.renew(folder, identity)
-    after = renewal.certificate_in_use(folder)
+    before = certificate_renewal.certificate_in_use(folder)
+    certificate_renewal.renew(folder, identity)
+    after = certificate_renewal.certificate_in_use(folder)
     assert before.serial_number != after.serial_number and before.public_key() != after.public_key()
     assert folder.renewed_file.stat().st_mode & 0o777 == 0o600
     assert not list(folder.identity.glob("*trial*"))
@@ -192,18 +192,18 @@ def test_a_power_cut_while_renewing_leaves_a_pair_that_works(
 ) -> None:
     """The answer is lost, or the disk fills: the old pair is in use, and the next try succeeds."""
     folder, identity = agent_folder(up, "pi-cut", tmp_path / "agent")
-    before = renewal.certificate_in_use(folder)
+    before = certificate_renewal.certificate_in_use(folder)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(renewal, "write_durably", full)
+        patched.setattr(certificate_renewal, "write_durably", full)
         with pytest.raises(OSError, match="No space"):
-            renewal.renew(folder, identity)
-    assert renewal.certificate_in_use(folder) == before
-    renewal.renew(folder, identity)
-    assert renewal.certificate_in_use(folder) != before
+            certificate_renewal.renew(folder, identity)
+    assert certificate_renewal.certificate_in_use(folder) == before
+    certificate_renewal.renew(folder, identity)
+    assert certificate_renewal.certificate_in_use(folder) != before
 
 
 def forged(what: str) -> Callable[[Renewal, Any], Renewal]:
@@ -259,17 +259,17 @@ def test_the_operators_token_alone_opens_nothing(up: Up, tmp_path: Path) -> None
     for shown, said in ((credentials(folder), "'pi-nosy' was shown"), (None, "none was shown")):
         tls = shown.client_context() if shown else enrolment_context((up.data / "ca.pem").read_text())
         with pytest.raises(UsageError, match=said):
-            Api(up.told["api_url"], token, tls).get("/v1/devices")
+            ControllerClient(up.told["api_url"], token, tls).get("/v1/devices")
 
 
 def test_a_device_that_was_away_for_longer_than_its_certificate_comes_back(up: Up, tmp_path: Path) -> None:
     """An expired certificate makes no connection, and yet renews itself."""
     folder, identity = agent_folder(up, "pi-away", tmp_path / "agent")
     expire(up.data, folder)
-    ends = renewal.certificate_in_use(folder).not_valid_after_utc.timestamp()
-    assert renewal.due_in_s(0, ends, ends + 1) == 0
-    renewal.renew(folder, identity)
-    assert renewal.certificate_in_use(folder).not_valid_after_utc.timestamp() > ends
+    ends = certificate_renewal.certificate_in_use(folder).not_valid_after_utc.timestamp()
+    assert certificate_renewal.due_in_s(0, ends, ends + 1) == 0
+    certificate_renewal.renew(folder, identity)
+    assert certificate_renewal.certificate_in_use(folder).not_valid_after_utc.timestamp() > ends
 
 
 def expire(data: Path, folder: DataFolder, device: str = "pi-away") -> None:
@@ -313,7 +313,7 @@ def test_a_device_comes_back_from_long_absence_offloads_and_is_cut_off(tmp_path:
 )
 def test_a_certificate_is_renewed_at_two_thirds_of_its_life(now: float, left_s: float) -> None:
     """And at once when it is past that."""
-    assert renewal.due_in_s(0.0, 300.0, now) == pytest.approx(left_s)
+    assert certificate_renewal.due_in_s(0.0, 300.0, now) == pytest.approx(left_s)
 
 
 def test_messages_of_older_agents_are_still_understood() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import edgesplit
-from edgesplit.seen import trace
-from edgesplit.seen.trace import TraceContext
+from edgesplit.observability import trace_context
+from edgesplit.observability.trace_context import TraceContext
 from edgesplit_cli.demo.run import free_port
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 from seen_world import Collector, Samples, asked, samples, value
@@ -140,7 +140,7 @@ def test_one_trace_shows_device_and_cloud(seen: Seen) -> None:
 
     def helped() -> TraceContext | None:
         given = TraceContext(secrets.token_hex(16), SPAN, sampled=True)
-        with trace.working_for(given):
+        with trace_context.working_for(given):
             report = seen.device.infer("digits", frame_input(jpeg)).report
         assert report.trace_id == given.trace_id
         return None if report.fallback or report.row == "local" else given

@@ -19,13 +19,15 @@ from pathlib import Path
 import pytest
 
 from agent_world import EXPECTED, INPUT, eventually
-from edgesplit import Client, messages, release
-from edgesplit.agent_release import AGENT, build_name, this_machine
-from edgesplit.identity import encode_claim
-from edgesplit.messages import ModelState
-from edgesplit.release import Chunk, Manifest, Slice, SliceFile, Statement, Wanted
-from edgesplit_agent.folder import DataFolder
-from edgesplit_controller.agent_releases import runs
+from edgesplit import Client
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import ModelState
+from edgesplit.release import manifest
+from edgesplit.release.agent_release import AGENT, build_name, this_machine
+from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile, Statement, Wanted
+from edgesplit.trust.identity import encode_claim
+from edgesplit_agent.state.data_folder import DataFolder
+from edgesplit_controller.releases.agent_releases import runs
 from integration.test_agent import DEVICE, Made, SmallController
 from wheels_world import these_sources
 
@@ -64,13 +66,13 @@ class Version:
         chunks = tuple(Chunk(hashlib.sha256(data).hexdigest(), len(data)) for data in pieces)
         file = SliceFile("wheels.tar", len(content), hashlib.sha256(content).hexdigest(), chunks)
         slices = (Slice(build_name(version, this_machine()), "agent", (), (), (), (file,)),)
-        self.raw = release.encode_manifest(
+        self.raw = manifest.encode_manifest(
             Manifest(
                 model=f"{AGENT}@1", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None, inputs=(),
                 outputs=(), slices=slices, plans={},
             )
         )  # fmt: skip
-        self.digest = release.release_digest(self.raw)
+        self.digest = manifest.release_digest(self.raw)
 
 
 class Device:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker_world import PATIENCE_S, BrokerWorld
-from edgesplit.mqtt import Session
-from edgesplit_controller.broker import CONTROLLERS
-from edgesplit_controller.ca import Authority
+from edgesplit.mqtt.session import Session
+from edgesplit_controller.messaging.broker import CONTROLLERS
+from edgesplit_controller.pki.authority import Authority
 
 SAID = "edgesplit/v1/cam-1/telemetry"
 

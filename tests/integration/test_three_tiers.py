@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgesplit.identity import Credentials
-from edgesplit.inputs import InputSpec, prepare
+from edgesplit.identifiers import gateway_host
+from edgesplit.input_spec import InputSpec, prepare
+from edgesplit.link_emulation import ShapedLink
 from edgesplit.links import parse_link
-from edgesplit.names import gateway_host
 from edgesplit.plan import LOCAL
-from edgesplit.testing.link import ShapedLink
+from edgesplit.trust.identity import Credentials
+from edgesplit_cli.demo.reference_model import WholeModel
 from edgesplit_cli.demo.run import free_port
-from edgesplit_cli.demo.whole import WholeModel
 from harness import Agent, Cloud, eventually, frame_input, frames
 
 AT_ONCE = parse_link("10gbit/0ms")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from controller_world import Device, Up, enrolled, eventually
-from edgesplit import messages
-from edgesplit.measured import Moment, ReleaseHealth
-from edgesplit.messages import BundlePiece, Job, Kept, Late, ModelState, PowerSeen, Reported, Telemetry, topic
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import BundlePiece, Job, Kept, Late, ModelState, PowerSeen, Reported, Telemetry, topic
+from edgesplit.mqtt.telemetry import Moment, ReleaseHealth
 
 RELEASE = "a" * 64
 

@@ -46,7 +46,7 @@ def test_the_installed_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Pa
         f"import sys\nsys.path[:] = [p for p in sys.path if not p.startswith({str(REPOSITORY)!r}) or 'site-' in p]\n"
         f"sys.path.insert(0, {str(tmp_path / 'installed')!r})\n"
         "import edgesplit_cli.main, edgesplit_agent.main, edgesplit_offload.main\n"
-        "from edgesplit.profiles import load_profile, list_profiles\n"
+        "from edgesplit.device_profile import load_profile, list_profiles\n"
         "from edgesplit_cli.demo.run import digits_folder\n"
         "assert edgesplit_cli.main.__file__.startswith(sys.path[0]), edgesplit_cli.main.__file__\n"
         "assert 'demo' in str(digits_folder()) and [load_profile(name) for name in list_profiles()]\n"

@@ -16,14 +16,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from agent_world import EXPECTED, eventually
-from edgesplit import release
-from edgesplit.http1 import Request, Response
-from edgesplit.identity import EnrolmentRequest, decode_document
-from edgesplit.key_file import write_keys
-from edgesplit.release import Golden, Statement, Wanted
-from edgesplit.releases import write_release
-from edgesplit.sealed import ContentKey, needed_keys, seal_golden, seal_slice
-from edgesplit.wrapping import public_bytes, wrap
+from edgesplit.crypto.key_file import write_keys
+from edgesplit.crypto.key_wrapping import public_bytes, wrap
+from edgesplit.crypto.slice_encryption import ContentKey, needed_keys, seal_golden, seal_slice
+from edgesplit.http1.server import Request, Response
+from edgesplit.release import manifest
+from edgesplit.release.manifest import Golden, Statement, Wanted
+from edgesplit.release_store import write_release
+from edgesplit.trust.identity import EnrolmentRequest, decode_document
 from integration.test_agent import DEVICE, Made, Process, SmallController, chunk
 
 SECRET = b"s" * 32
@@ -35,7 +35,7 @@ class Encrypted(Made):
 
     def __init__(self, version: int) -> None:
         super().__init__(version)
-        plain = release.decode_manifest(self.raw)
+        plain = manifest.decode_manifest(self.raw)
         slices, chunks = [], {}
         for one in plain.slices:
             sealed, files = seal_slice(one, {"graph.onnx": [self.chunks[one.files[0].sha256]]}, SECRET)
@@ -46,8 +46,8 @@ class Encrypted(Made):
         chunks.update({chunk(body).sha256: body for body in bodies})
         golden = (Golden(chunk(bodies[0]), chunk(bodies[1]), seal),)
         self.manifest = msgspec.structs.replace(plain, slices=tuple(slices), golden=golden)
-        self.chunks, self.raw = chunks, release.encode_manifest(self.manifest)
-        self.digest = release.release_digest(self.raw)
+        self.chunks, self.raw = chunks, manifest.encode_manifest(self.manifest)
+        self.digest = manifest.release_digest(self.raw)
         ids = needed_keys(self.manifest, ["a", "b"])
         self.keys = {key_id: ContentKey.named(SECRET, key_id).secret for key_id in ids}
 
@@ -181,7 +181,7 @@ def test_what_runs_opens_again_although_a_newer_statement_wants_another(
 
 def graphs(made: Made) -> list[bytes]:
     """The slices' files in clear."""
-    return [made.chunks[one.files[0].sha256] for one in release.decode_manifest(made.raw).slices]
+    return [made.chunks[one.files[0].sha256] for one in manifest.decode_manifest(made.raw).slices]
 
 
 Spoil = Callable[[Path], Any]

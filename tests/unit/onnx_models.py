@@ -14,14 +14,14 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from edgesplit.inputs import InputSpec
-from edgesplit.release import Manifest, encode_manifest
+from edgesplit.input_spec import InputSpec
+from edgesplit.release.manifest import Manifest, encode_manifest
 from edgesplit.runtime import execute
-from edgesplit.runtime.load import load_slices
+from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.onnx_model import prepare_model
-from edgesplit_partitioner.prepared import PreparedModel
+from edgesplit_partitioner.ir.graph import LayerGraph
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
+from edgesplit_partitioner.onnx_format.model import prepare_model
 from edgesplit_partitioner.slicing import CutSlice
 
 Array = npt.NDArray[Any]

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from edgesplit_controller.blobs import BlobStore
-from edgesplit_controller.database import Database, Model
-from edgesplit_controller.registry import Registry
+from edgesplit_controller.model_registry.registry import Registry
+from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.database import Database, Model
 
 
 def a_model(seed: int = 0, batch: int | str = 1) -> bytes:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from access_world import HOST, Person, World
-from edgesplit_controller.api.access import Door
+from edgesplit_controller.api.access_reference import Declared, declared, page
 from edgesplit_controller.api.app import ROUTERS
-from edgesplit_controller.api.declared import Declared, declared, page
-from edgesplit_controller.callers import Role
-from edgesplit_controller.database import TelemetryRow, record
+from edgesplit_controller.api.authorisation import Door
+from edgesplit_controller.caller import Role
+from edgesplit_controller.storage.database import TelemetryRow, record
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 OPEN = {
@@ -68,13 +68,13 @@ def test_every_route_says_whom_it_lets_in(world: World) -> None:
 
 
 def test_the_page_is_what_the_routes_declare() -> None:
-    """Run `python -m edgesplit_controller.api.declared > docs/access.md` after a change of routes."""
+    """Run `python -m edgesplit_controller.api.access_reference > docs/access.md` after a change of routes."""
     assert PAGE.read_text("utf-8") == page([route for router in ROUTERS for route in router.routes])
 
 
 def test_nobody_and_a_device_are_let_in_nowhere(world: World) -> None:
     """Without a certificate, with a device's, with a token alone: 401 on every route that is not open."""
-    from edgesplit_controller.peers import Peer
+    from edgesplit_controller.access.tls_peer import Peer
 
     device = Peer(OURS, 7)
     for one in routes(world):
@@ -207,7 +207,7 @@ def test_a_name_of_another_group_is_not_taken_over(world: World, people: dict[st
     words that do not say which; a claim for another group likewise. For a new name it is of the one own group."""
     world.device("lab-gone", "lab")
     with world.database.write() as session:
-        from edgesplit_controller.database import Device
+        from edgesplit_controller.storage.database import Device
 
         session.get_one(Device, "lab-gone").revoked = 1.0
     claim: dict[str, Any] = {"device_class": "raspberrypi4", "replace": True}

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError, UsageError
-from edgesplit_cli.adopt import verdict
-from edgesplit_cli.adopt.hosts import Host, check_distinct, parse_host, proposed_name, read_batch
-from edgesplit_cli.adopt.ssh import failure, shown
-from edgesplit_cli.adopt.survey import Installed, Survey, os_release, parse_installed, parse_survey
+from edgesplit_provisioning.ssh import decide
+from edgesplit_provisioning.ssh.connection import failure, shown
+from edgesplit_provisioning.ssh.facts import Installed, Survey, os_release, parse_installed, parse_survey
+from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, proposed_name, read_batch
 
 PI = Survey(
     os_id="debian", os_like=(), os_name="Debian GNU/Linux 12 (bookworm)", os_version="12", machine="aarch64", bits=64,
@@ -45,9 +45,9 @@ def test_a_raspberry_pi_is_known_by_its_device_tree() -> None:
             systemd=b"yes\n",
         )
     )
-    assert verdict.device_class(seen, coral=False) == "raspberrypi5"
-    assert verdict.means(seen, interpreter=False) == verdict.Means("3.11", False, "aarch64", True)
-    assert verdict.root_by(seen) == "sudo with password"
+    assert decide.device_class(seen, coral=False) == "raspberrypi5"
+    assert decide.means(seen, interpreter=False) == decide.Means("3.11", False, "aarch64", True)
+    assert decide.root_by(seen) == "sudo with password"
     assert seen.home_free == 29_000_000 * 1024 and seen.prefix_free == 0
 
 
@@ -62,26 +62,26 @@ def test_a_raspberry_pi_is_known_by_its_device_tree() -> None:
 )
 def test_boards_have_their_profile(model: str, coral: bool, wanted: str) -> None:
     """By what firmware says that they are."""
-    assert verdict.device_class(replace(PI, model=model), coral=coral) == wanted
+    assert decide.device_class(replace(PI, model=model), coral=coral) == wanted
 
 
 @pytest.mark.parametrize("model", ["Freescale i.MX8MQ Phanbell", "", "Raspberry Pi 3 Model B Rev 1.2"])
 def test_a_board_without_a_profile_is_asked_for(model: str) -> None:
     """Nothing is guessed: a wrong profile makes wrong plans."""
     with pytest.raises(UsageError, match="--device-class"):
-        verdict.device_class(replace(PI, model=model), coral=False)
+        decide.device_class(replace(PI, model=model), coral=False)
 
 
 def test_jetpack_6_has_a_python_and_jetpack_5_gets_one() -> None:
     """Ubuntu 22.04 has 3.10; Ubuntu 20.04 and Mendel have none that fits, and the kit may bring its own."""
     six = replace(PI, os_id="ubuntu", os_like=("debian",), pythons=("3.10",), libc=(2, 35))
-    assert verdict.means(six, interpreter=True) == verdict.Means("3.10", False, "aarch64", True)
+    assert decide.means(six, interpreter=True) == decide.Means("3.10", False, "aarch64", True)
     five = replace(six, pythons=("3.8",), libc=(2, 31))
     with pytest.raises(UsageError, match="--interpreter"):
-        verdict.means(five, interpreter=False)
-    assert verdict.means(five, interpreter=True) == verdict.Means("3.11", True, "aarch64", True)
+        decide.means(five, interpreter=False)
+    assert decide.means(five, interpreter=True) == decide.Means("3.11", True, "aarch64", True)
     mendel = replace(PI, os_id="mendel", os_like=("debian",), pythons=("3.7",), libc=(2, 28))
-    assert verdict.means(mendel, interpreter=True).own_interpreter
+    assert decide.means(mendel, interpreter=True).own_interpreter
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,17 @@ def test_jetpack_6_has_a_python_and_jetpack_5_gets_one() -> None:
 def test_machines_that_cannot_run_it_are_told_why(change: dict[str, object], said: str) -> None:
     """Before anything is copied."""
     with pytest.raises(UsageError, match=said):
-        verdict.means(replace(PI, **change), interpreter=True)  # type: ignore[arg-type]
+        decide.means(replace(PI, **change), interpreter=True)  # type: ignore[arg-type]
 
 
 def test_what_is_done_follows_from_what_is_there() -> None:
     """Install, upgrade, repair, or nothing."""
     running = replace(NOTHING, version="1.0-aa", device="cam-1", service="active")
-    assert verdict.step(NOTHING, "1.0-aa", known=False) == "install"
-    assert verdict.step(running, "1.1-bb", known=True) == "upgrade"
-    assert verdict.step(running, "1.0-aa", known=True) == "nothing"
-    assert verdict.step(replace(running, service="failed"), "1.0-aa", known=True) == "repair"
-    assert verdict.step(replace(running, device=""), "1.0-aa", known=False) == "repair"
+    assert decide.step(NOTHING, "1.0-aa", known=False) == "install"
+    assert decide.step(running, "1.1-bb", known=True) == "upgrade"
+    assert decide.step(running, "1.0-aa", known=True) == "nothing"
+    assert decide.step(replace(running, service="failed"), "1.0-aa", known=True) == "repair"
+    assert decide.step(replace(running, device=""), "1.0-aa", known=False) == "repair"
 
 
 def test_an_identity_longer_than_is_asked_for_is_read_by_its_first_lines() -> None:
@@ -207,8 +207,8 @@ def test_what_ssh_says_becomes_an_error_that_says_what_to_do(err: str, kind: typ
 
 def test_room_is_looked_at_on_both_disks() -> None:
     """Before the first byte is sent."""
-    verdict.check_room(PI, 10**9, 10**9)
+    decide.check_room(PI, 10**9, 10**9)
     with pytest.raises(UsageError, match="prefix"):
-        verdict.check_room(replace(PI, prefix_free=10**6), 10**3, 10**9)
+        decide.check_room(replace(PI, prefix_free=10**6), 10**3, 10**9)
     with pytest.raises(UsageError, match="home"):
-        verdict.check_room(replace(PI, home_free=10**6), 10**9, 10**3)
+        decide.check_room(replace(PI, home_free=10**6), 10**9, 10**3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from edgesplit import messages
-from edgesplit.release import Signed, Statement
-from edgesplit_controller.after_restore import compare
-from edgesplit_controller.database import Database, Device, Event
+from edgesplit.mqtt import messages
+from edgesplit.release.manifest import Signed, Statement
+from edgesplit_controller.fleet.restore_check import compare
+from edgesplit_controller.storage.database import Database, Device, Event
 
 
 def a_device(counter: int | None) -> Device:

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit.release import Chunk, SliceFile, decode_manifest, release_digest
-from edgesplit.releases import Release, adopt_release, open_release
-from edgesplit.sizes import parse_size
-from edgesplit_agent import chunks as chunks_module
-from edgesplit_agent.chunks import Assembly, ChunkStore, Layout, bytes_held
-from edgesplit_agent.room import RESERVE_BYTES, Disk, NoRoom, Stored, drop_next
+from edgesplit.quantities import parse_size
+from edgesplit.release.manifest import Chunk, SliceFile, decode_manifest, release_digest
+from edgesplit.release_store import Release, adopt_release, open_release
+from edgesplit_agent.releases import chunk_store as chunks_module
+from edgesplit_agent.releases.chunk_store import Assembly, ChunkStore, Layout, bytes_held
+from edgesplit_agent.releases.disk_quota import RESERVE_BYTES, Disk, NoRoom, Stored, drop_next
 from trust_world import World, sample_release
 
 SLICES = {"head", "tail"}
@@ -212,7 +212,7 @@ def test_a_disk_that_is_full_when_the_release_is_made_loses_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgesplit.releases.write_durably", full)
+        patch.setattr("edgesplit.release_store.write_durably", full)
         with pytest.raises(OSError, match="No space"):
             card.adopt(1)
     assert assembly.missing() == {}

@@ -11,12 +11,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from edgesplit.breaker import LONGEST_PAUSE_S, Breaker
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
+from edgesplit.offload_client.circuit_breaker import LONGEST_PAUSE_S, Breaker
 from edgesplit.plan import Link
-from edgesplit_agent.link_meter import LinkMeter, probe_due
-from edgesplit_agent.once import Once, key_of
-from edgesplit_agent.patience import patience_s, tail_s
+from edgesplit_agent.policy.hedge_timing import patience_s, tail_s
+from edgesplit_agent.policy.link_estimator import LinkMeter, probe_due
+from edgesplit_agent.serving.idempotency import Once, key_of
 
 LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
 

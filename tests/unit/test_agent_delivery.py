@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from edgesplit import messages
 from edgesplit.errors import LinkError, TrustError
 from edgesplit.limits import LIMITS
-from edgesplit_agent.delivery import ChunkFetcher, MetadataFetcher, joined
+from edgesplit.mqtt import messages
+from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, joined
 
 QUICK = (0.2, 0.2, 0.2)
 
@@ -115,7 +115,7 @@ SIZES = {sha256: len(data) for sha256, data in CHUNKS.items()}
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow each other closely; the clock above says how much time has passed."""
-    monkeypatch.setattr("edgesplit_agent.delivery.LOOK_S", 0.001)
+    monkeypatch.setattr("edgesplit_agent.control.fetcher.LOOK_S", 0.001)
 
 
 class Cloud:
@@ -154,7 +154,7 @@ def test_all_chunks_come_once() -> None:
 
 def test_a_large_release_is_listened_for_a_bounded_way_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more topics than that, and all chunks come."""
-    monkeypatch.setattr("edgesplit_agent.delivery.LISTEN_CHUNKS", 8)
+    monkeypatch.setattr("edgesplit_agent.control.fetcher.LISTEN_CHUNKS", 8)
     cloud = Cloud(lambda number, sha256, data: [data])
     cloud.fetch()
     assert cloud.kept == CHUNKS
@@ -164,7 +164,7 @@ def test_a_large_release_is_listened_for_a_bounded_way_ahead(monkeypatch: pytest
 @pytest.mark.parametrize("listened", [2, 8, 16, 39])
 def test_chunks_beyond_what_was_listened_for_were_asked_for(listened: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were published to nobody, and came a time-out later: a release larger than what is listened for at once."""
-    monkeypatch.setattr("edgesplit_agent.delivery.LISTEN_CHUNKS", listened)
+    monkeypatch.setattr("edgesplit_agent.control.fetcher.LISTEN_CHUNKS", listened)
     cloud = Cloud(lambda number, sha256, data: [data])
     cloud.fetch()
     assert cloud.kept == CHUNKS

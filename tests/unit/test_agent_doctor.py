@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from agent_world import folder_bytes
-from edgesplit import identity
-from edgesplit.identity import Claim, Credentials, encode_claim
-from edgesplit_agent.folder import DataFolder, Identity
+from edgesplit.trust import identity
+from edgesplit.trust.identity import Claim, Credentials, encode_claim
 from edgesplit_agent.service.doctor import examine
-from edgesplit_agent.service.findings import Finding, exit_code, printed
-from edgesplit_controller.ca import Authority
+from edgesplit_agent.service.doctor_findings import Finding, exit_code, printed
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_controller.pki.authority import Authority
 from trust_world import DEVICE, World
 
 NOW = 1_800_000_000.0

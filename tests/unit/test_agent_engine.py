@@ -25,8 +25,6 @@ from agent_world import (
     unavailable,
     world,
 )
-from edgesplit import codecs, oip
-from edgesplit.breaker import Breaker
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
@@ -37,12 +35,15 @@ from edgesplit.errors import (
     TrustError,
     UsageError,
 )
-from edgesplit.floor import Floor
+from edgesplit.offload_client.circuit_breaker import Breaker
+from edgesplit.offload_client.pool import Remote
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Row
-from edgesplit.release import Chunk, Golden, decode_manifest, device_slices, encode_manifest
-from edgesplit.remote import Remote
-from edgesplit_agent.active import check_golden, close, plan_for
-from edgesplit_agent.engine import Engine, Settings, known
+from edgesplit.release import boundary_codecs
+from edgesplit.release.manifest import Chunk, Golden, decode_manifest, device_slices, encode_manifest
+from edgesplit.release.privacy_floor import Floor
+from edgesplit_agent.releases.loaded_release import check_golden, close, plan_for
+from edgesplit_agent.serving.engine import Engine, Settings, known
 
 
 @pytest.mark.parametrize("row", [LOCAL, CUT, REMOTE])
@@ -87,7 +88,7 @@ def test_a_lossy_row_sends_what_its_codec_makes(codec: str, datatype: str) -> No
             return inner(request)  # type: ignore[arg-type]
         asked = oip.decode_request(request.body, oip.header_length(request.headers))  # type: ignore[attr-defined]
         got.append(dict(asked.inputs))
-        tensors = codecs.decode_all(asked.inputs, [H], lossy.codecs)
+        tensors = boundary_codecs.decode_all(asked.inputs, [H], lossy.codecs)
         body, length = oip.encode_request(oip.InferRequest(tensors, id=asked.id))
         request = msgspec.structs.replace(request, body=b"".join(body))  # type: ignore[type-var]
         request.headers[oip.HEADER_LENGTH] = str(length)  # type: ignore[attr-defined]

@@ -15,18 +15,19 @@ import numpy as np
 import pytest
 
 from agent_world import EXPECTED, INPUT, LOCAL, active
-from edgesplit import Client, oip
+from edgesplit import Client
 from edgesplit.errors import NotFound, UsageError
-from edgesplit.http1 import Request, Server
+from edgesplit.http1.server import Request, Server
 from edgesplit.links import host_and_port
+from edgesplit.oip import protocol as oip
+from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Link
-from edgesplit.report import Report
-from edgesplit_agent.activation import Current, SafeMode, Slots
-from edgesplit_agent.endpoint import Endpoint, is_local
-from edgesplit_agent.engine import Engine
-from edgesplit_agent.folder import DataFolder, Here, Identity
 from edgesplit_agent.main import main
-from edgesplit_agent.telemetry import Windows, quantile
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.http_endpoint import Endpoint, is_local
+from edgesplit_agent.state.data_folder import DataFolder, Here, Identity
+from edgesplit_agent.state.slots import Current, SafeMode, Slots
+from edgesplit_agent.telemetry.windows import Windows, quantile
 
 ME = Identity(
     device="cam", device_class="pi4", broker="h:1", offload="https://h:2", controller="https://h:3", tuf_root="{}"

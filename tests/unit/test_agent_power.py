@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from agent_world import CLASS, CUT, EXPECTED, INPUT, LOCAL, REMOTE, ScriptedCloud, active
+from edgesplit.offload_client.pool import Remote
 from edgesplit.plan import Power, Row
-from edgesplit.remote import Remote
-from edgesplit_agent.engine import Engine, Settings
-from edgesplit_agent.fetch_hours import FetchHours, NotNow
-from edgesplit_agent.link_meter import LinkMeter
-from edgesplit_agent.power_watch import PowerWatch
-from edgesplit_agent.sensors import Readings
-from edgesplit_agent.stance import UNDER_VOLTAGE_S, Wishes
-from edgesplit_agent.telemetry import Windows
+from edgesplit_agent.policy.link_estimator import LinkMeter
+from edgesplit_agent.power.mode import UNDER_VOLTAGE_S, Wishes
+from edgesplit_agent.power.monitor import PowerWatch
+from edgesplit_agent.power.sensors import Readings
+from edgesplit_agent.serving.engine import Engine, Settings
+from edgesplit_agent.telemetry.windows import Windows
+from edgesplit_agent.updates.download_window import FetchHours, NotNow
 
 POWER = Power(idle_watts=2.0, busy_watts=5.0)
 QUICK_LOCAL = msgspec.structs.replace(LOCAL, device_s=0.02, device_joules=0.3)

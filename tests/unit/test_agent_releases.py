@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit.agent_release import AGENT, Target, build_for
 from edgesplit.errors import NotFound, UsageError
-from edgesplit.release import Manifest, encode_manifest
+from edgesplit.release.agent_release import AGENT, Target, build_for
+from edgesplit.release.manifest import Manifest, encode_manifest
 from edgesplit_cli.signing import release_told
-from edgesplit_controller.agent_releases import AgentReleases, runs
-from edgesplit_controller.blobs import BlobStore
-from edgesplit_controller.content_keys import load_or_make_content_keys
-from edgesplit_controller.database import Database, Device, Model
-from edgesplit_controller.evidence import of_members, together
-from edgesplit_controller.gates import Evidence
-from edgesplit_controller.planning import Planning, Wish
-from edgesplit_controller.refusals import Conflict
-from edgesplit_controller.registry import Registry
-from edgesplit_controller.releasing import Releasing
-from edgesplit_controller.repository import Repository
-from edgesplit_controller.rollout.asked import Asked, terms_of
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.model_registry.registry import Registry
+from edgesplit_controller.planning.planner_service import Planning, Wish
+from edgesplit_controller.releases.agent_releases import AgentReleases, runs
+from edgesplit_controller.releases.build import Releasing
+from edgesplit_controller.releases.content_keys import load_or_make_content_keys
+from edgesplit_controller.rollout.gates import Evidence
+from edgesplit_controller.rollout.release_health import of_members, together
+from edgesplit_controller.rollout.request import Asked, terms_of
 from edgesplit_controller.rollout.states import Member, Rollout
-from edgesplit_controller.truth_tables import RunningRow
+from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.database import Database, Device, Model
+from edgesplit_controller.storage.tables.device_state import RunningRow
+from edgesplit_controller.tuf.repository import Repository
 from wheels_world import archive, small_agent, wheel
 
 PI, LAPTOP = Target("3.11", "aarch64"), Target("3.12", "x86_64")

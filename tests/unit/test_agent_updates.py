@@ -10,10 +10,10 @@ import pytest
 
 from agent_world import eventually
 from edgesplit.errors import EdgeError, Expired, InferenceFailed, LinkError, ModelRefused, TrustError
-from edgesplit.messages import ModelState
-from edgesplit.release import Statement, Wanted
-from edgesplit_agent.activation import ENOUGH_ANSWERS, Trial
-from edgesplit_agent.updates import (
+from edgesplit.mqtt.messages import ModelState
+from edgesplit.release.manifest import Statement, Wanted
+from edgesplit_agent.state.slots import ENOUGH_ANSWERS, Trial
+from edgesplit_agent.updates.reconciler import (
     LONGEST_PAUSE_S,
     Activate,
     CheckAgain,

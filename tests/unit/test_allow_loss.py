@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
-from edgesplit_cli.commands.models import labels_in
-from edgesplit_cli.commands.percent import as_share
+from edgesplit_cli.commands.model import labels_in
+from edgesplit_cli.commands.options.percent import as_share
 from edgesplit_cli.main import cli
-from edgesplit_cli.planned import loss_told
-from edgesplit_cli.show import share
+from edgesplit_cli.output import share
+from edgesplit_cli.views.plan import loss_told
 from edgesplit_partitioner import plan
-from edgesplit_partitioner.costs import CodecCost, Costs, LayerCost, TensorCost
+from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
 
 LINK = {"device-cloud": Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.01)}
 

@@ -28,13 +28,13 @@ from agent_world import (
     unavailable,
 )
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, InferenceFailed, LinkError
+from edgesplit.offload_client.pool import Remote
+from edgesplit.oip.options import Wishes
+from edgesplit.oip.report import Report
 from edgesplit.plan import Row
-from edgesplit.remote import Remote
-from edgesplit.report import Report
-from edgesplit.wishes import Wishes
-from edgesplit_agent.choosing import Choice
-from edgesplit_agent.engine import Answer, Engine, Settings
-from edgesplit_agent.telemetry import Tally
+from edgesplit_agent.policy.row_selection import Choice
+from edgesplit_agent.serving.engine import Answer, Engine, Settings
+from edgesplit_agent.telemetry.windows import Tally
 
 CUT = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
 LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
@@ -46,9 +46,9 @@ SHORT_S = 0.5
 @pytest.fixture(autouse=True)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, a cloud that a test holds is not taken for dead, but where that is the test."""
-    monkeypatch.setattr("edgesplit_agent.cloud.DOUBT_S", 30.0)
+    monkeypatch.setattr("edgesplit_agent.offload.target.DOUBT_S", 30.0)
     if "age_of_what_hangs" not in request.node.name:
-        monkeypatch.setattr("edgesplit_agent.finishing.OVERDUE_S", 1000.0)
+        monkeypatch.setattr("edgesplit_agent.serving.offload_race.OVERDUE_S", 1000.0)
 
 
 class Asking:
@@ -128,7 +128,9 @@ def test_a_race_that_the_device_wins_as_planned_is_no_fallback(alone: bool, monk
     slow = msgspec.structs.replace(CUT, remote_s=5.0)
     with engine_with(LOCAL, slow) as (engine, cloud, _):
         cloud.script = cloud.hold
-        monkeypatch.setattr("edgesplit_agent.choosing.decide", lambda *_: Choice(slow, early_s=0.0, alone=alone))
+        monkeypatch.setattr(
+            "edgesplit_agent.policy.row_selection.decide", lambda *_: Choice(slow, early_s=0.0, alone=alone)
+        )
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert (report.fallback, report.cause, report.hedged) == (False, "", True)
         assert (report.row, report.raced) == (LOCAL.name, slow.name)
@@ -138,7 +140,7 @@ def test_a_race_against_a_cloud_that_fails_is_a_fallback(monkeypatch: pytest.Mon
     """The device would have been needed anyway."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         cloud.script = unavailable
-        monkeypatch.setattr("edgesplit_agent.choosing.decide", lambda *_: Choice(CUT, early_s=LONG_S))
+        monkeypatch.setattr("edgesplit_agent.policy.row_selection.decide", lambda *_: Choice(CUT, early_s=LONG_S))
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.cause and not report.raced
 
@@ -198,7 +200,7 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
 
 def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both begin at once and the device wins each time: nothing is held against a cloud that was heard of lately."""
-    for how_long in ("finishing.LEAST_S", "cloud.UNHEARD_S", "cloud.UNANSWERED_S"):  # however slow this machine is
+    for how_long in ("serving.offload_race.LEAST_S", "offload.target.UNHEARD_S", "offload.target.UNANSWERED_S"):  # however slow this machine is
         monkeypatch.setattr(f"edgesplit_agent.{how_long}", 1000.0)
     with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
         assert not engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=Wishes(hedge="never")).report.fallback

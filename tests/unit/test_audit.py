@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from edgesplit_controller.audit import FIRST, Audit, Line, verified
-from edgesplit_controller.database import Database
+from edgesplit_controller.access.audit_log import FIRST, Audit, Line, verified
+from edgesplit_controller.storage.database import Database
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from sqlalchemy import select
 
 from edgesplit.errors import EdgeError, MalformedMessage, TrustError, UsageError
 from edgesplit_controller.backup import envelope
+from edgesplit_controller.backup.create import is_secret, make_backup
 from edgesplit_controller.backup.envelope import MAGIC, Opened, Opener, Sealing, make_recipient, parse_recipient
-from edgesplit_controller.backup.making import is_secret, make_backup
-from edgesplit_controller.backup.restoring import Restored, restore
-from edgesplit_controller.blobs import BlobStore
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.database import Database, Deployment, Device, Model, Release, TelemetryRow, record
-from edgesplit_controller.repository import Repository
+from edgesplit_controller.backup.restore import Restored, restore
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.database import Database, Deployment, Device, Model, Release, TelemetryRow, record
+from edgesplit_controller.tuf.repository import Repository
 from postgres import Postgres
 
 SECRET = Opener("correct horse")

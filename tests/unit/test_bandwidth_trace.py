@@ -8,7 +8,7 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
-from edgesplit_partitioner.bandwidth_trace import read_trace, stretches, traced
+from edgesplit_partitioner.formulation.bandwidth_trace import read_trace, stretches, traced
 
 
 def test_a_steady_link_is_one_rate() -> None:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit_controller.buckets import MOST_CUTS, OTHER, Content, begin_of, merged, of_message, of_window, shown
+from edgesplit_controller.history.buckets import (
+    MOST_CUTS,
+    OTHER,
+    Content,
+    begin_of,
+    merged,
+    of_message,
+    of_window,
+    shown,
+)
 
 
 def window(requests: int = 10, **more: object) -> dict[str, object]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from edgesplit.device_profile import load_profile
 from edgesplit.errors import UsageError
-from edgesplit.profiles import load_profile
-from edgesplit_partitioner.build_costs import build_costs, for_device, main_operator
-from edgesplit_partitioner.costs import CodecCost, Costs, TensorCost, load_costs
-from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
-from edgesplit_partitioner.predict import predict_layers
+from edgesplit_partitioner.costs.build import build_costs, for_device, main_operator
+from edgesplit_partitioner.costs.model import CodecCost, Costs, TensorCost, load_costs
+from edgesplit_partitioner.costs.predict import predict_layers
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor, Work
 
 PI = load_profile("raspberrypi4")
 GRAPH = LayerGraph(

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage, NotFound
-from edgesplit.identity import load_or_make_key
-from edgesplit.messages import BundlePiece, Job, JobRefused
-from edgesplit.seen.redaction import GONE, redacted, without
-from edgesplit_agent.diagnosis import PAUSE_S, Diagnosis, known_secrets
-from edgesplit_agent.folder import DataFolder
-from edgesplit_agent.logbook import Logbook
-from edgesplit_cli.commands.devices import log_lines
-from edgesplit_controller.bundles import ANSWER_S, KEPT, KEPT_S, MOST_UNPACKED, Bundles, unpacked
-from edgesplit_controller.refusals import Conflict
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import BundlePiece, Job, JobRefused
+from edgesplit.observability.redaction import GONE, redacted, without
+from edgesplit.trust.identity import load_or_make_key
+from edgesplit_agent.control.log_bundle import PAUSE_S, Diagnosis, known_secrets
+from edgesplit_agent.host.log_buffer import Logbook
+from edgesplit_agent.state.data_folder import DataFolder
+from edgesplit_cli.commands.device import log_lines
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.fleet.log_bundles import ANSWER_S, KEPT, KEPT_S, MOST_UNPACKED, Bundles, unpacked
 from fleet_world import World, new_url
 
 DIGEST = "3f" * 32
@@ -54,7 +54,7 @@ def test_secrets_do_not_leave(line: str) -> None:
     "line",
     [
         "activated digits from release 3f3f3f3f3f3f, on trial",
-        "edgesplit_agent.updates: release 3f3f3f3f3f3f: 17 of 64 chunks are missing",
+        "edgesplit_agent.updates.reconciler: release 3f3f3f3f3f3f: 17 of 64 chunks are missing",
         "connected to the broker, session 1795274308",
         "/var/lib/edgesplit/releases/some-long-but-harmless-folder-name/manifest.json",
         "mobilenet-v1-0-25-224-float-with-a-long-name@3",

@@ -9,17 +9,17 @@ import onnxruntime
 import pytest
 from click.testing import CliRunner
 
+from edgesplit.device_profile import DeviceProfile, load_profile, parse_profile
 from edgesplit.errors import UsageError
-from edgesplit.profiles import DeviceProfile, load_profile, parse_profile
 from edgesplit_cli.main import cli
-from edgesplit_partitioner import calibrate, microbench
-from edgesplit_partitioner.calibrate import Network, Times, fit_networks, fit_points, profile_text
-from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
-from edgesplit_partitioner.microbench_nets import nets
-from edgesplit_partitioner.microbench_run import Job, Seen
-from edgesplit_partitioner.predict import Predictor, predict_intervals, predict_layers
+from edgesplit_partitioner.calibration import calibrate, operator_grid
+from edgesplit_partitioner.calibration.calibrate import Network, Times, fit_networks, fit_points, profile_text
+from edgesplit_partitioner.calibration.child import Job, Seen
+from edgesplit_partitioner.calibration.networks import nets
+from edgesplit_partitioner.costs.predict import Predictor, predict_intervals, predict_layers
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor, Work
 
-GRID = microbench.grid()
+GRID = operator_grid.grid()
 SLOWER = 1.2
 """Whole networks of the made-up machine take so much longer than their operators."""
 
@@ -35,11 +35,11 @@ def times() -> Times:
     rng = random.Random(5)
     found = Times()
     for factor in (1.0, 1.0 + rng.random()):
-        seconds = {place: factor * made_up_s(microbench.work(point)) for place, point in enumerate(GRID[:600])}
+        seconds = {place: factor * made_up_s(operator_grid.work(point)) for place, point in enumerate(GRID[:600])}
         found.add(Seen(batch=0, batches=2, whole=False, empty_s=4e-6, tensor_s=5e-7, seconds=seconds))
         whole = {}
         for place, raw in enumerate(nets()):
-            works = microbench.works(onnx.load_model_from_string(raw))
+            works = operator_grid.works(onnx.load_model_from_string(raw))
             whole[place] = factor * (4e-6 + SLOWER * sum(map(made_up_s, works)))
         found.add(Seen(batch=1, batches=2, whole=True, empty_s=4e-6, tensor_s=5e-7, seconds=whole))
     return found
@@ -54,9 +54,9 @@ def profile(times: Times) -> DeviceProfile:
 
 def test_the_grid_is_the_same_every_time_and_any_part_of_it_is_fair() -> None:
     """Points are designed, not drawn; the first fifth holds every family that the whole holds but the smallest."""
-    assert microbench.grid() == GRID
-    families = {microbench.work(point).family for point in GRID}
-    assert families - {microbench.work(point).family for point in GRID[: len(GRID) // 5]} <= {"free"}
+    assert operator_grid.grid() == GRID
+    families = {operator_grid.work(point).family for point in GRID}
+    assert families - {operator_grid.work(point).family for point in GRID[: len(GRID) // 5]} <= {"free"}
     assert "" not in families
 
 
@@ -64,9 +64,9 @@ def test_every_kind_of_point_is_a_model_that_runs() -> None:
     """One point per operator type, with two copies, loads and runs without optimisation."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    kinds = {(point.operator, microbench.work(point).family): point for point in GRID}
+    kinds = {(point.operator, operator_grid.work(point).family): point for point in GRID}
     for (operator, _), point in kinds.items():
-        raw = microbench.build(point, 2)
+        raw = operator_grid.build(point, 2)
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         assert sum(node.op_type == operator for node in onnx.load_model_from_string(raw).graph.node) == 2
         assert len(session.get_outputs()) == 1
@@ -74,7 +74,7 @@ def test_every_kind_of_point_is_a_model_that_runs() -> None:
 
 def test_a_calibrated_profile_predicts_what_it_was_made_of(profile: DeviceProfile) -> None:
     """Operators of the grid that were held back come out within a third, most within a tenth."""
-    held = [microbench.work(point) for point in GRID[600:]]
+    held = [operator_grid.work(point) for point in GRID[600:]]
     graph = _graph(held)
     predicted = predict_layers(graph, profile)
     errors = sorted(
@@ -110,7 +110,7 @@ def test_a_profile_survives_its_file(profile: DeviceProfile, as_json: bool) -> N
 
 def test_every_prediction_lies_inside_its_interval(profile: DeviceProfile) -> None:
     """Of a fit as of rates; and a slice of many operators is known better than one operator."""
-    graph = _graph([microbench.work(point) for point in GRID[::40]])
+    graph = _graph([operator_grid.work(point) for point in GRID[::40]])
     for one in (profile, load_profile("raspberrypi4"), load_profile("coral-usb-rpi4")):
         for prediction in predict_intervals(graph, one).values():
             assert 0 <= prediction.low_s <= prediction.seconds <= prediction.high_s
@@ -143,7 +143,7 @@ def test_a_slice_pays_for_its_run_and_its_tensors(profile: DeviceProfile) -> Non
 def test_plans_left_out_what_a_run_costs(profile: DeviceProfile, name: str) -> None:
     """4 ms of USB for each run on an Edge TPU: all layers together take what the slice of them takes."""
     chosen = profile if name == "mine" else load_profile(name)
-    graph = _graph([microbench.work(point) for point in GRID[::80]])
+    graph = _graph([operator_grid.work(point) for point in GRID[::80]])
     seconds = predict_layers(graph, chosen)
 
     assert sum(seconds.values()) == pytest.approx(Predictor(chosen).slice(graph.layers).seconds)
@@ -159,7 +159,7 @@ def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.Monkey
         calibrate.measure_points(1.0, threads=5)
 
 
-GRID_WORK = microbench.work(GRID[0])
+GRID_WORK = operator_grid.work(GRID[0])
 
 
 def test_measuring_gives_times_for_points_and_networks() -> None:

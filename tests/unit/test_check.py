@@ -13,16 +13,16 @@ import pytest
 from onnx import helper
 
 from edgesplit.errors import Interrupted, ModelRefused, UsageError
-from edgesplit.inputs import parse_input_spec
+from edgesplit.input_spec import parse_input_spec
 from edgesplit.plan import Row
-from edgesplit.release import FileName
-from edgesplit_partitioner import check
-from edgesplit_partitioner.check import check_model, noise, tolerance, wanted_cuts
-from edgesplit_partitioner.check_run import Difference, difference, joined, relative_error
-from edgesplit_partitioner.graph import Layer
-from edgesplit_partitioner.measure import stand_in_frame
-from edgesplit_partitioner.onnx_model import OnnxModel, prepare_model, with_input_layer
-from edgesplit_partitioner.prepared import Boundary
+from edgesplit.release.manifest import FileName
+from edgesplit_partitioner.ir.graph import Layer
+from edgesplit_partitioner.ir.prepared_model import Boundary
+from edgesplit_partitioner.onnx_format.model import OnnxModel, prepare_model, with_input_layer
+from edgesplit_partitioner.profiling.layers import stand_in_frame
+from edgesplit_partitioner.split_check import check
+from edgesplit_partitioner.split_check.check import check_model, noise, tolerance, wanted_cuts
+from edgesplit_partitioner.split_check.child import Difference, difference, joined, relative_error
 from unit import onnx_models as tiny
 
 KILLED = (
@@ -30,7 +30,7 @@ KILLED = (
     "-c",
     "import os, sys\n"
     "from pathlib import Path\n"
-    "from edgesplit_partitioner import check_run as run\n"
+    "from edgesplit_partitioner.split_check import child as run\n"
     "import msgspec\n"
     "folder = Path(sys.argv[1]); samples = run.load_samples(folder)\n"
     "for line in sys.stdin.buffer:\n"

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from edgesplit.plan import Link, Plan, Power, Row, energy_j, latency_s, marginal_j
-from edgesplit_agent.choosing import DWELL_S, Chooser, Held, Situation, decide
-from edgesplit_agent.link_meter import LinkMeter
-from edgesplit_agent.power_bank import PowerBank
-from edgesplit_agent.stance import PERFORMANCE, Stance
+from edgesplit_agent.policy.link_estimator import LinkMeter
+from edgesplit_agent.policy.row_selection import DWELL_S, Chooser, Held, Situation, decide
+from edgesplit_agent.power.budget import PowerBank
+from edgesplit_agent.power.mode import PERFORMANCE, Stance
 
 GOOD = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 LOCAL = Row(name="local", device=("a", "b"), device_s=0.3, device_joules=1.5)

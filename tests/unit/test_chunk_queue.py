@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from edgesplit_controller.chunk_queue import (
+from edgesplit_controller.messaging.chunk_queue import (
     CROWD,
     GATHER_S,
     LONGEST_GATHER_S,

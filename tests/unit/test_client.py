@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 import edgesplit
-from edgesplit import oip, report
-from edgesplit.client import Client
-from edgesplit.connection import Connection
+from edgesplit.client.client import Client
+from edgesplit.client.connection import Connection
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
@@ -27,7 +26,9 @@ from edgesplit.errors import (
     NotFound,
     UsageError,
 )
-from edgesplit.http1 import Request, Response, Server, json_response
+from edgesplit.http1.server import Request, Response, Server, json_response
+from edgesplit.oip import protocol as oip
+from edgesplit.oip import report
 
 PATIENCE_S = 20.0
 FRAME = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -304,6 +305,6 @@ def test_importing_the_package_is_light() -> None:
     code = "import sys, edgesplit; print('numpy' in sys.modules, edgesplit.__version__); print(edgesplit.Client)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert out[0] == f"False {edgesplit.__version__}"
-    assert "edgesplit.client.Client" in out[1]
+    assert "edgesplit.client.client.Client" in out[1]
     with pytest.raises(AttributeError):
         edgesplit.Cleint  # noqa: B018

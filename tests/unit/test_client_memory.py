@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from agent_world import LOCAL, Step, active, eventually
-from edgesplit import AsyncClient, Client, oip
+from edgesplit import AsyncClient, Client
+from edgesplit.client.direct.grant import LANE_PATH
 from edgesplit.errors import LinkError, UsageError
-from edgesplit.http1 import Request, Response, Server, error_response
-from edgesplit.lane_terms import LANE_PATH
-from edgesplit.release import TensorSpec
-from edgesplit.segments import Segment
-from edgesplit_agent.endpoint import Endpoint
-from edgesplit_agent.engine import Engine
+from edgesplit.http1.server import Request, Response, Server, error_response
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import TensorSpec
+from edgesplit.shared_memory.segment import Segment
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.http_endpoint import Endpoint
 
 PATIENCE_S = 20.0
 COUNT = 50_000

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from edgesplit.offload_client.pool import PROBE_BYTES, Ask, Call, RemoteAnswer, RemoteFailure
 from edgesplit.plan import Link, Row
-from edgesplit.remote import PROBE_BYTES, Ask, Call, RemoteAnswer, RemoteFailure
-from edgesplit_agent.choosing import Choice
-from edgesplit_agent.cloud import UNANSWERED_S, Cloud
+from edgesplit_agent.offload.target import UNANSWERED_S, Cloud
+from edgesplit_agent.policy.row_selection import Choice
 
 LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=2e6, rtt_s=0.05)
 BYTES = 20_000
@@ -91,8 +91,8 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     clock, server = Clock(), Scripted()
-    monkeypatch.setattr("edgesplit_agent.cloud.monotonic", clock)
-    monkeypatch.setattr("edgesplit_agent.cloud.random", random.Random(7))
+    monkeypatch.setattr("edgesplit_agent.offload.target.monotonic", clock)
+    monkeypatch.setattr("edgesplit_agent.offload.target.random", random.Random(7))
     cloud = Cloud(server)  # type: ignore[arg-type]
     cloud.suppose(LINK)
     return World(cloud, server, clock)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import TensorProto, helper
 
-from edgesplit import codecs, oip
 from edgesplit.errors import UsageError
-from edgesplit.release import TensorSpec
+from edgesplit.oip import protocol as oip
+from edgesplit.release import boundary_codecs
+from edgesplit.release.manifest import TensorSpec
 
 FLOATS = arrays.arrays(
     np.float32,
@@ -27,14 +28,14 @@ FLOATS = arrays.arrays(
 def there_and_back(tensor: np.ndarray[Any, Any], codec: str) -> np.ndarray[Any, Any]:
     """Encoded, through a real body, decoded by the row's specs."""
     spec = TensorSpec("t", oip.datatype(tensor), tensor.shape)
-    body, length = oip.encode_request(oip.InferRequest(codecs.encode_all({"t": tensor}, {"t": codec})))
+    body, length = oip.encode_request(oip.InferRequest(boundary_codecs.encode_all({"t": tensor}, {"t": codec})))
     asked = oip.decode_request(b"".join(body), length)
-    tensors = codecs.decode_all(asked.inputs, [spec], {"t": codec})
+    tensors = boundary_codecs.decode_all(asked.inputs, [spec], {"t": codec})
     oip.check_tensors(tensors, [spec])
     return tensors["t"]
 
 
-@given(FLOATS, st.sampled_from(codecs.CODECS))
+@given(FLOATS, st.sampled_from(boundary_codecs.CODECS))
 def test_every_float_tensor_survives_within_its_codecs_step(tensor: np.ndarray[Any, Any], codec: str) -> None:
     """Raw is exact; fp16 keeps 11 bits; int8 is off by at most a step; what neither can hold comes back untouched."""
     back = there_and_back(tensor, codec)
@@ -55,7 +56,7 @@ def test_what_a_codec_would_spoil_travels_raw(value: float, codec: str) -> None:
     """One value past fp16's largest, one that is no number, a range that FP32 cannot hold: the tensor goes as it is."""
     tensor = np.array([1.0, value, -1e38 if value > 1e38 else 0.5], np.float32)
 
-    sent = codecs.encode("t", tensor, codec)
+    sent = boundary_codecs.encode("t", tensor, codec)
 
     assert list(sent) == ["t"] and sent["t"].dtype == np.float32
     assert np.array_equal(there_and_back(tensor, codec), tensor, equal_nan=True)
@@ -63,31 +64,31 @@ def test_what_a_codec_would_spoil_travels_raw(value: float, codec: str) -> None:
 
 def test_the_largest_fp16_still_travels_as_one() -> None:
     """65504 is the last that fits."""
-    assert codecs.encode("t", np.array([65504.0], np.float32), "fp16")["t"].dtype == np.float16
+    assert boundary_codecs.encode("t", np.array([65504.0], np.float32), "fp16")["t"].dtype == np.float16
 
 
 def test_only_floats_are_lossy() -> None:
     """Whole numbers, truth values and text travel as they are, whatever the row says."""
     for tensor in (np.arange(4), np.array([True]), np.array([b"a"], object), np.zeros((0, 3), np.float32)):
-        for codec in codecs.CODECS:
-            assert codecs.encode("t", tensor, codec) == {"t": tensor} or not tensor.size
-    assert codecs.lossy_codecs("INT8") == () and codecs.lossy_codecs("FP16") == ("int8",)
+        for codec in boundary_codecs.CODECS:
+            assert boundary_codecs.encode("t", tensor, codec) == {"t": tensor} or not tensor.size
+    assert boundary_codecs.lossy_codecs("INT8") == () and boundary_codecs.lossy_codecs("FP16") == ("int8",)
 
 
 @pytest.mark.parametrize("shift", [0.0, -1.0, 1.0, 5.0])
 def test_onnx_does_and_undoes_the_same(shift: float) -> None:
     """A foreign server needs no code of ours: ONNX's own operators give the same bits, and the same values back."""
     tensor = (np.random.default_rng(7).standard_normal((1, 8, 5)) + shift).astype(np.float32)
-    sent = codecs.encode("t", tensor, "int8")
+    sent = boundary_codecs.encode("t", tensor, "int8")
 
     bits, scale, zero_point = run_node("DynamicQuantizeLinear", {"t": tensor}, ["q", "s", "z"])
     assert np.array_equal(bits, sent["t"])
     assert scale == sent["t:scale"][0] and zero_point == sent["t:zero_point"][0]
     (back,) = run_node("DequantizeLinear", sent, ["y"])
-    assert np.array_equal(back, codecs.decoded("t", sent, tensor))
-    half = codecs.encode("t", tensor, "fp16")
+    assert np.array_equal(back, boundary_codecs.decoded("t", sent, tensor))
+    half = boundary_codecs.encode("t", tensor, "fp16")
     (cast,) = run_node("Cast", half, ["y"], to=TensorProto.FLOAT)
-    assert np.array_equal(cast, codecs.decoded("t", half, tensor))
+    assert np.array_equal(cast, boundary_codecs.decoded("t", half, tensor))
 
 
 def run_node(
@@ -127,18 +128,18 @@ def test_companions_that_make_no_sense_are_refused(companions: dict[str, np.ndar
     sent = {"t": np.zeros(3, np.uint8), **companions}
 
     with pytest.raises(UsageError, match="t:"):
-        codecs.decode_all(sent, [TensorSpec("t", "FP32", (3,))], {"t": "int8"})
+        boundary_codecs.decode_all(sent, [TensorSpec("t", "FP32", (3,))], {"t": "int8"})
 
 
 @pytest.mark.parametrize(("codec", "dtype"), [("fp16", np.float16), ("int8", np.uint8)])
 def test_a_tensor_of_another_size_was_expanded_before_it_was_refused(codec: str, dtype: type) -> None:
     """The row knows the shape: nothing is made of what does not have it. A free dimension takes any length."""
-    companions = codecs.encode("t", np.ones(1, np.float32), "int8")
+    companions = boundary_codecs.encode("t", np.ones(1, np.float32), "int8")
     sent = {**companions, "t": np.zeros((4, 1000), dtype)}
 
     with pytest.raises(UsageError, match=r"'t' has shape \[4, 1000\], but must have \[4, 3\]"):
-        codecs.decode_all(sent, [TensorSpec("t", "FP32", (4, 3))], {"t": codec})
-    assert codecs.decode_all(sent, [TensorSpec("t", "FP32", (4, -1))], {"t": codec})["t"].shape == (4, 1000)
+        boundary_codecs.decode_all(sent, [TensorSpec("t", "FP32", (4, 3))], {"t": codec})
+    assert boundary_codecs.decode_all(sent, [TensorSpec("t", "FP32", (4, -1))], {"t": codec})["t"].shape == (4, 1000)
 
 
 def test_eight_bits_of_half_precision_came_back_infinite() -> None:
@@ -151,20 +152,20 @@ def test_eight_bits_of_half_precision_came_back_infinite() -> None:
 def test_a_codec_that_the_row_does_not_have_is_not_believed() -> None:
     """FP16 where the row says raw stays FP16, and the check against the row's inputs refuses it."""
     spec = TensorSpec("t", "FP32", (2,))
-    tensors = codecs.decode_all({"t": np.zeros(2, np.float16)}, [spec], {})
+    tensors = boundary_codecs.decode_all({"t": np.zeros(2, np.float16)}, [spec], {})
 
     with pytest.raises(UsageError, match="FP16"):
         oip.check_tensors(tensors, [spec])
     with pytest.raises(UsageError, match="not known"):
-        codecs.encode("t", np.zeros(2, np.float32), "int4")
+        boundary_codecs.encode("t", np.zeros(2, np.float32), "int4")
 
 
 def test_the_wire_is_what_is_told() -> None:
     """A server's metadata names what `encode` sends, and its size counts the companions."""
     tensor = np.ones((1, 4), np.float32)
-    for codec in codecs.CODECS:
-        sent = codecs.encode("t", tensor, codec)
-        specs = codecs.wire_specs(TensorSpec("t", "FP32", (1, 4)), codec)
+    for codec in boundary_codecs.CODECS:
+        sent = boundary_codecs.encode("t", tensor, codec)
+        specs = boundary_codecs.wire_specs(TensorSpec("t", "FP32", (1, 4)), codec)
         oip.check_tensors(sent, specs)
-        assert codecs.wire_bytes("t", sent) >= sum(one.nbytes for one in sent.values())
-    assert codecs.split("int8+zstd") == ("int8", True) and codecs.split("raw") == ("raw", False)
+        assert boundary_codecs.wire_bytes("t", sent) >= sum(one.nbytes for one in sent.values())
+    assert boundary_codecs.split("int8+zstd") == ("int8", True) and boundary_codecs.split("raw") == ("raw", False)

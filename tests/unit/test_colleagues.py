@@ -8,12 +8,12 @@ from hashlib import sha256
 
 import pytest
 
-from edgesplit import messages
-from edgesplit_controller.broker import access_rules
-from edgesplit_controller.colleagues import MOST_PASSED, OnDatabase, PassedOn, passed_topic, responsible
-from edgesplit_controller.database import Database
-from edgesplit_controller.delivery import Delivery, Sources
-from edgesplit_controller.lease_tables import LeaseRow
+from edgesplit.mqtt import messages
+from edgesplit_controller.messaging.broker import access_rules
+from edgesplit_controller.messaging.delivery import Delivery, Sources
+from edgesplit_controller.messaging.process_sharding import MOST_PASSED, OnDatabase, PassedOn, passed_topic, responsible
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.leases import LeaseRow
 
 PATIENCE_S = 30.0
 RELEASE = "a" * 64

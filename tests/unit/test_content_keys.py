@@ -12,19 +12,19 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cut_chunks import chunk_bytes
 from deploying import deploy
+from edgesplit.crypto.key_wrapping import introduce, public_bytes, unwrap
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
-from edgesplit.identity import certificate_request, load_or_make_key
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan
-from edgesplit.release import Compiled, Manifest, Statement, decode_manifest, encode_manifest
-from edgesplit.wrapping import introduce, public_bytes, unwrap
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.content_keys import ContentKeys, check_introduced, load_or_make_content_keys
-from edgesplit_controller.database import Database, Device, Model, Release
-from edgesplit_controller.devices import ClaimWish, Devices
-from edgesplit_controller.director import Director
-from edgesplit_controller.golden import GoldenPair
-from edgesplit_controller.refusals import Conflict, Forbidden
+from edgesplit.release.manifest import Compiled, Manifest, Statement, decode_manifest, encode_manifest
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit_controller.errors import Conflict, Forbidden
+from edgesplit_controller.fleet.devices import ClaimWish, Devices
+from edgesplit_controller.model_registry.golden import GoldenPair
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.releases.content_keys import ContentKeys, check_introduced, load_or_make_content_keys
+from edgesplit_controller.releases.director import Director
+from edgesplit_controller.storage.database import Database, Device, Model, Release
 from edgesplit_partitioner.slicing import CutSlice
 from trust_world import sample_release
 

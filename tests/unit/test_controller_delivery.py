@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit import messages
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
-from edgesplit_controller.chunk_queue import CROWD
-from edgesplit_controller.delivery import (
+from edgesplit.mqtt import messages
+from edgesplit_controller.messaging.chunk_queue import CROWD
+from edgesplit_controller.messaging.delivery import (
     PIECE_BYTES,
     WAITING_PER_DEVICE,
     Delivery,

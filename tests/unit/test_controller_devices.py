@@ -9,19 +9,19 @@ import pytest
 from cryptography import x509
 
 from deploying import deploy
-from edgesplit import messages
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
-from edgesplit.identity import certificate_request, load_or_make_key
-from edgesplit.release import Statement
-from edgesplit_controller import devices as devices_module
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.database import Database, Device, Model, Release
-from edgesplit_controller.devices import ClaimWish, Devices, Enrolment, public_key_sha256
-from edgesplit_controller.director import Director, next_counter
-from edgesplit_controller.key_changes import KeyChange
-from edgesplit_controller.refusals import Conflict, Forbidden
-from edgesplit_controller.repository import Repository
-from edgesplit_controller.rotation import Rotation
+from edgesplit.mqtt import messages
+from edgesplit.release.manifest import Statement
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit_controller.errors import Conflict, Forbidden
+from edgesplit_controller.fleet import devices as devices_module
+from edgesplit_controller.fleet.devices import ClaimWish, Devices, Enrolment, public_key_sha256
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.releases.director import Director, next_counter
+from edgesplit_controller.storage.database import Database, Device, Model, Release
+from edgesplit_controller.tuf.key_change import KeyChange
+from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.tuf.rotation import Rotation
 
 STALE_S = 10.0
 
@@ -414,9 +414,9 @@ def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None
     """An operator who lists the devices sees at once which of them lives without a model, and why in its page."""
     from rich.console import Console
 
-    from edgesplit_cli.commands.devices import device_table
-    from edgesplit_controller.listing import Listing
-    from edgesplit_controller.shown_device import shown_device
+    from edgesplit_cli.commands.device import device_table
+    from edgesplit_controller.fleet.device_view import shown_device
+    from edgesplit_controller.fleet.listing import Listing
 
     bench.enrol()
     state = messages.ModelState("m", "", "a" * 64, "safe mode", "3 starts in a row were not found healthy")

@@ -16,27 +16,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgesplit.children import Child
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError
 from edgesplit.links import parse_link
-from edgesplit_controller.api.answers import kind_of, status_of
-from edgesplit_controller.api.reading import parse_bindings
-from edgesplit_controller.api.work import Heavy
-from edgesplit_controller.blobs import BlobLost, BlobStore
-from edgesplit_controller.bounds import BodyBounds, RateLimit
-from edgesplit_controller.database import Database, Model
-from edgesplit_controller.offload_server import offload_arguments
-from edgesplit_controller.planning import Planning, Wish, device_profile, link_of, slowest
-from edgesplit_controller.refusals import Conflict, Forbidden, unknown
-from edgesplit_controller.registry import LoadedModel, Registry
+from edgesplit.process.supervised import Child
+from edgesplit_controller.access.request_limits import BodyBounds, RateLimit
+from edgesplit_controller.api.dispatch import Heavy
+from edgesplit_controller.api.errors import kind_of, status_of
+from edgesplit_controller.api.request_parsing import parse_bindings
+from edgesplit_controller.app.offload_process import offload_arguments
+from edgesplit_controller.errors import Conflict, Forbidden, unknown
+from edgesplit_controller.model_registry.registry import LoadedModel, Registry
+from edgesplit_controller.planning.planner_service import Planning, Wish, device_profile, link_of, slowest
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
+from edgesplit_controller.storage.blobs import BlobLost, BlobStore
+from edgesplit_controller.storage.database import Database, Model
 from edgesplit_partitioner import load_costs
-from edgesplit_partitioner.costs import CodecCost, TensorCost
-from edgesplit_partitioner.loss import CodecLoss
-from edgesplit_partitioner.measure import Samples
-from edgesplit_partitioner.measure_codecs import CodecMeasure, CodecMeasures
-from edgesplit_partitioner.measure_slices import SliceTime, Whole
-from edgesplit_partitioner.trace import LayerTime
+from edgesplit_partitioner.costs.model import CodecCost, TensorCost
+from edgesplit_partitioner.profiling.codec_loss import CodecLoss
+from edgesplit_partitioner.profiling.codecs import CodecMeasure, CodecMeasures
+from edgesplit_partitioner.profiling.layers import Samples
+from edgesplit_partitioner.profiling.ort_profile import LayerTime
+from edgesplit_partitioner.profiling.slices import SliceTime, Whole
 from unit.registry_bench import Bench, a_model, npz
 
 PATIENCE_S = 30.0

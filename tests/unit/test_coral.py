@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.coral import CoralPackages, Package, check_pair, read_package
+from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages, Package, check_pair, read_package
 
 GOOD = "16.0tf2.17.1-1"
 

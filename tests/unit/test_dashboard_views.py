@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from edgesplit.plan import Conditions, Link, Plan, Power, Row, cost
-from edgesplit_controller.assets import PAGE, load_assets
-from edgesplit_controller.causes import LONGEST, in_words
-from edgesplit_controller.curves import bandwidths, curves, gain
-from edgesplit_controller.database import ClaimRow, Database
-from edgesplit_controller.devices import Devices
-from edgesplit_controller.fleet_rows import fleet_row, fleet_rows
+from edgesplit_controller.dashboard.assets import PAGE, load_assets
+from edgesplit_controller.fleet.conditions import LONGEST, in_words
+from edgesplit_controller.fleet.devices import Devices
+from edgesplit_controller.fleet.table import fleet_row, fleet_rows
+from edgesplit_controller.planning.curves import bandwidths, curves, gain
+from edgesplit_controller.storage.database import ClaimRow, Database
 from made_fleet import device_row, make_fleet
 
 LTE = Link(up_bytes_per_s=731_250.0, down_bytes_per_s=1_720_000.0, rtt_s=0.06)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgesplit.runtime.tflite import edge_tpu_trouble
-from edgesplit_agent.service import edge_tpu as looked_at
-from edgesplit_agent.service.edge_tpu import edge_tpu, loads
+from edgesplit_agent.service import doctor_edge_tpu as looked_at
+from edgesplit_agent.service.doctor_edge_tpu import edge_tpu, loads
 
 
 def plugged(root: Path, vendor: str = "18d1", product: str = "9302") -> Path:

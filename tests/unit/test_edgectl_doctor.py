@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 import edgesplit
+from edgesplit.controller_client.credentials import Credentials
 from edgesplit.errors import UsageError
-from edgesplit_agent.service.findings import Finding, bad, good
-from edgesplit_cli import examining
-from edgesplit_cli.credentials import Credentials
+from edgesplit_agent.service.doctor_findings import Finding, bad, good
+from edgesplit_cli import doctor
 from edgesplit_cli.main import cli
-from edgesplit_controller.condition import Condition
+from edgesplit_controller.status import Condition
 
 NOW = 1_800_000_000.0
 
@@ -59,16 +59,16 @@ class Controller:
 def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     """One that is well."""
     made = Controller()
-    monkeypatch.setattr(examining, "chosen_credentials", lambda data: None)
-    monkeypatch.setattr(examining.credentials, "of_folder", lambda data: made.held)
-    monkeypatch.setattr(examining.Api, "by", lambda held: made)
-    monkeypatch.setattr(examining, "reach", made.reach)
+    monkeypatch.setattr(doctor, "chosen_credentials", lambda data: None)
+    monkeypatch.setattr(doctor.credentials, "of_folder", lambda data: made.held)
+    monkeypatch.setattr(doctor.ControllerClient, "by", lambda held: made)
+    monkeypatch.setattr(doctor, "reach", made.reach)
     return made
 
 
 def found() -> dict[str, Finding]:
     """By name, the last of each."""
-    return {one.name: one for one in examining.examine(Path("/data"), now=NOW)}
+    return {one.name: one for one in doctor.examine(Path("/data"), now=NOW)}
 
 
 def test_a_controller_that_is_well_is_found_well(controller: Controller) -> None:
@@ -131,7 +131,7 @@ def test_what_cannot_be_asked_is_left_out(controller: Controller, monkeypatch: p
     def nobody(data: Path) -> Credentials:
         raise UsageError("no controller runs there")
 
-    monkeypatch.setattr(examining.credentials, "of_folder", nobody)
+    monkeypatch.setattr(doctor.credentials, "of_folder", nobody)
     assert found()["credentials"].level == "bad" and len(found()) == 1
 
 

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 
 from agent_world import CUT, EXPECTED, INPUT, LOCAL, Step, active, programs
+from edgesplit.device_profile import load_profile
 from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.profiles import load_profile
-from edgesplit.release import Compiled, decode_manifest, device_slices, encode_manifest
+from edgesplit.release.manifest import Compiled, decode_manifest, device_slices, encode_manifest
 from edgesplit.runtime import execute, tflite
 from edgesplit.runtime.tflite import LiteRtRuntime
-from edgesplit_controller.registry import LoadedModel
-from edgesplit_controller.releasing import compiled_for
+from edgesplit_controller.model_registry.registry import LoadedModel
+from edgesplit_controller.releases.build import compiled_for
 from edgesplit_partitioner import edgetpu
-from edgesplit_partitioner.prepared import whole_slice
+from edgesplit_partitioner.ir.prepared_model import whole_slice
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
-from edgesplit_partitioner.tflite_file import EDGE_TPU
-from edgesplit_partitioner.tflite_model import prepare_model
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU
+from edgesplit_partitioner.tflite_format.model import prepare_model
 from unit import tflite_models
 
 CORAL = "coral-usb-rpi4"

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgesplit.release import Slice
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Tensor, Tensors, Timing, execute
 from edgesplit.runtime.emulated import EmulatedRuntime
 

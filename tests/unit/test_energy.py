@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgesplit.plan import Link, Plan, Power, Row, energy_j
-from edgesplit_agent.energy import EnergyLedger, spent_j
+from edgesplit_agent.power.energy_model import EnergyLedger, spent_j
 
 LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 LOCAL = Row(name="local", device=("a",), device_s=0.3, device_joules=1.5)

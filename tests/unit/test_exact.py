@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgesplit import oip
-from edgesplit.exact import Words
-from edgesplit.release import TensorSpec
+from edgesplit.oip import protocol as oip
+from edgesplit.oip.fast_codec import Words
+from edgesplit.release.manifest import TensorSpec
 
 INPUTS = (TensorSpec("a", "FP32", (1, 4)), TensorSpec("b", "INT64", (2,)))
 OUTPUTS = (TensorSpec("y", "FP32", (1, 3)), TensorSpec("z", "UINT8", (2, 2)))

@@ -9,9 +9,9 @@ import pytest
 
 import tier_force as force
 from edgesplit.plan import Link
-from edgesplit_cli.explain import cut_told, limit_told, sentences
+from edgesplit_cli.views.explain import cut_told, limit_told, sentences
 from edgesplit_partitioner import Costs, load_costs, plan
-from edgesplit_partitioner.explain import Change, Explanation, explain, held, movable, slowed
+from edgesplit_partitioner.presentation.explain import Change, Explanation, explain, held, movable, slowed
 
 CLOSE = 1e-6
 WIFI = Link(up_bytes_per_s=2e6, down_bytes_per_s=6e6, rtt_s=0.004)

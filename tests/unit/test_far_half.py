@@ -13,14 +13,14 @@ import onnx
 import onnxruntime
 import pytest
 
-from edgesplit import codecs
 from edgesplit.errors import ModelRefused
 from edgesplit.plan import Row
-from edgesplit.release import Manifest
+from edgesplit.release import boundary_codecs
+from edgesplit.release.manifest import Manifest
 from edgesplit.runtime import execute
-from edgesplit.runtime.load import load_slices
+from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit_partitioner.far_half import Part, check_exportable, merged
+from edgesplit_partitioner.onnx_format.export import Part, check_exportable, merged
 from recut_world import CLASS, Made, made
 from unit import onnx_models as tiny
 
@@ -65,20 +65,20 @@ def test_the_far_half_gives_the_bits_of_its_slices(name: str, tmp_path: Path) ->
         assert tiny.same_bits(given, {tensor: live[tensor] for tensor in row.receives}), row.name
 
 
-@pytest.mark.parametrize("codec", codecs.LOSSY)
+@pytest.mark.parametrize("codec", boundary_codecs.LOSSY)
 def test_a_lossy_codec_is_undone_inside_as_our_server_undoes_it(codec: str, tmp_path: Path) -> None:
     """What travels goes in by its own names and types, and the answer has the bits that our own decoding leads to."""
     one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row = with_codec(one.manifest.plans[CLASS].rows[0], codec)
     live = near_half(one, row, tmp_path, tiny.feeds_of(tiny.prepared("chain")))
     (sent,) = row.sends
-    travels = codecs.encode(sent, live[sent], codec)
+    travels = boundary_codecs.encode(sent, live[sent], codec)
 
     model = far_half(one, row)
     given = run(model, travels)
 
     specs = [spec for cut in one.cut for spec in cut.slice.outputs if spec.name == sent]
-    ours = codecs.decode_all(travels, specs, {sent: codec})[sent]
+    ours = boundary_codecs.decode_all(travels, specs, {sent: codec})[sent]
     plain = run(far_half(one, msgspec.structs.replace(row, codecs={})), {sent: ours})
     assert tiny.same_bits(given, plain)
     assert {one.name for one in model.graph.input} == set(travels)

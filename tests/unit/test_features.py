@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from onnx import helper
 
-from edgesplit_partitioner.features import FEATURES
-from edgesplit_partitioner.work import work_of
+from edgesplit_partitioner.onnx_format.operator_features import FEATURES
+from edgesplit_partitioner.onnx_format.operator_work import work_of
 
 Shapes = dict[str, tuple[int, ...]]
 

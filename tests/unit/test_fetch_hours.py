@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import UsageError
-from edgesplit.release import Statement, Wanted
-from edgesplit_agent.fetch_hours import LOOK_AGAIN_S, FetchHours, NotNow, next_opening, parse_span
-from edgesplit_agent.updates import DeviceState, FetchMissing, ReleaseState, after_failure, model_states, next_step
+from edgesplit.release.manifest import Statement, Wanted
+from edgesplit_agent.updates.download_window import LOOK_AGAIN_S, FetchHours, NotNow, next_opening, parse_span
+from edgesplit_agent.updates.reconciler import (
+    DeviceState,
+    FetchMissing,
+    ReleaseState,
+    after_failure,
+    model_states,
+    next_step,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHT = parse_span("01:00-05:00")

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from card_world import CLAIM, CMDLINE, PUBLIC_KEY, make_kit
 from edgesplit.errors import UsageError
-from edgesplit_cli.flash import cloud_init, firstrun, unit
-from edgesplit_cli.flash.boot_files import BootFiles, boot_files
-from edgesplit_cli.flash.formats import Format, Found
-from edgesplit_cli.flash.rootfs import System
-from edgesplit_cli.flash.wifi import Wifi, wifi
-from edgesplit_cli.flash.wishes import Wishes
+from edgesplit_provisioning.image import cloud_init, raspberry_firstrun, systemd_unit
+from edgesplit_provisioning.image.boot_files import BootFiles, boot_files
+from edgesplit_provisioning.image.detect import Format, Found
+from edgesplit_provisioning.image.options import Wishes
+from edgesplit_provisioning.image.root_filesystem import System
+from edgesplit_provisioning.image.wifi import Wifi, wifi
 from first_boot_world import MOUNT, Device
 
 CLAIM_BYTES = json.dumps(CLAIM).encode()
@@ -213,7 +213,7 @@ def test_each_card_is_an_instance_of_its_own(tmp_path: Path) -> None:
     one, two = card(tmp_path, TRIXIE), card(tmp_path / "again", TRIXIE)
     assert one.instance != two.instance
     assert yaml.safe_load(bytes(one.files["meta-data"]))["instance-id"] == one.instance  # type: ignore[arg-type]
-    assert one.kernel_line.decode().split()[-2:] == [f"ds=nocloud;i={one.instance}", "cfg80211.ieee80211_regdom=DE"]
+    assert one.cmdline.decode().split()[-2:] == [f"ds=nocloud;i={one.instance}", "cfg80211.ieee80211_regdom=DE"]
 
 
 def test_the_passphrase_is_nowhere(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_hostile_network_and_hostile_comments_go_through_the_shell_unchanged(
     folder = tmp_path_factory.mktemp("first")
     device, keys = Device(folder / "root"), tuple(f"{PUBLIC_KEY} {one}".rstrip() for one in comments)
     wishes = wishes_with(wifi=Wifi(ssid, "ab" * 32, "DE"), ssh_keys=keys)
-    device.insert(BootFiles({"firstrun.sh": firstrun.script(wishes, MOUNT)}, b"root=x\n", "i"))
+    device.insert(BootFiles({"firstrun.sh": raspberry_firstrun.script(wishes, MOUNT)}, b"root=x\n", "i"))
 
     assert device.firstrun() == 0
 
@@ -273,7 +273,11 @@ def test_hostile_text_goes_through_cloud_inits_yaml_unchanged(text: str, sudo: b
 
 def test_every_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     """sh -n, for all that are put onto cards."""
-    scripts = [unit.script(), unit.arming(MOUNT).encode(), firstrun.script(wishes_with(sudo=True), MOUNT)]
+    scripts = [
+        systemd_unit.script(),
+        systemd_unit.arming(MOUNT).encode(),
+        raspberry_firstrun.script(wishes_with(sudo=True), MOUNT),
+    ]
     for script in scripts:
         answer = subprocess.run(["sh", "-n"], input=script, check=False, capture_output=True)
         assert (answer.returncode, answer.stderr) == (0, b"")
@@ -282,7 +286,7 @@ def test_every_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
 def test_a_strange_mount_point_reaches_no_script() -> None:
     """It comes from the image's fstab, and goes into a unit and a shell."""
     with pytest.raises(UsageError, match="does not know"):
-        unit.arming("/boot/$(reboot)")
+        systemd_unit.arming("/boot/$(reboot)")
 
 
 def test_user_data_is_valid_by_cloud_inits_own_schema() -> None:

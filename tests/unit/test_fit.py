@@ -8,10 +8,10 @@ import random
 import msgspec
 import pytest
 
+from edgesplit.device_profile import OperatorFit
 from edgesplit.errors import UsageError
-from edgesplit.profiles import OperatorFit
-from edgesplit_partitioner.features import FEATURES
-from edgesplit_partitioner.fit import Fitted, fit_family, fit_plane, interval
+from edgesplit_partitioner.costs.regression import Fitted, fit_family, fit_plane, interval
+from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 
 NAMES = FEATURES["gemm"]
 

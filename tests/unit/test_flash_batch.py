@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 
 from card_world import CLAIM, MIB, TRIXIE, Machine, boot_of, make_image, make_kit, needs_card_tools
 from edgesplit.errors import MediumFailed, NotFound
-from edgesplit_cli.flash import cards, session
-from edgesplit_cli.flash.targets import target
 from edgesplit_cli.main import cli
+from edgesplit_provisioning.image import card as cards
+from edgesplit_provisioning.image import flash as session
+from edgesplit_provisioning.image.target_checks import target
 
 
 class Controller:
@@ -69,7 +70,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     needs_card_tools()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = Controller()
-    monkeypatch.setattr(session.Api, "of", lambda data: made)
+    monkeypatch.setattr("edgesplit_cli.commands.flash.connect", lambda data: made)
     return Bench(tmp_path, made)
 
 

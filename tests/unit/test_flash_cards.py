@@ -33,9 +33,10 @@ from card_world import (
     needs_card_tools,
 )
 from edgesplit.errors import MalformedMessage, MediumFailed, TrustError, UsageError
-from edgesplit_cli.flash import cards, session
-from edgesplit_cli.flash.targets import target
 from edgesplit_cli.main import cli
+from edgesplit_provisioning.image import card
+from edgesplit_provisioning.image import flash as session
+from edgesplit_provisioning.image.target_checks import target
 
 KINDS = {"bookworm": BOOKWORM, "trixie": TRIXIE, "ubuntu": UBUNTU}
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13", "ubuntu": "3.12"}
@@ -116,7 +117,7 @@ def test_a_packed_image_with_its_digest_beside_is_believed(bench: Bench, packed:
     """Unpacked where it is needed, and nothing of it stays in the cache."""
     image = bench.folder / f"system.img{'.xz' if packed == 'xz' else ''}"
     image.write_bytes(lzma.compress(bench.images["trixie"].read_bytes(), preset=0))
-    from edgesplit_cli.flash.archives import sha256
+    from edgesplit_provisioning.image.archive import sha256
 
     image.with_name(f"{image.name}.sha256").write_text(f"{sha256(image, lambda *_: None)}  {image.name}\n")
 
@@ -201,7 +202,7 @@ def test_a_boot_partition_without_room_for_the_kit_costs_no_card(bench: Bench) -
     """It is looked at before anything is written."""
     kit = make_kit(bench.folder / "kit", "3.13")
     (kit / "wheels.tar").write_bytes(bytes(40 * MIB))
-    from edgesplit_cli.kit.description import decode, encode, listed
+    from edgesplit_provisioning.kit.manifest import decode, encode, listed
 
     described = decode((kit / "kit.json").read_bytes())
     files = listed({one.name: one for one in kit.iterdir() if one.name != "kit.json"})
@@ -240,13 +241,13 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(bench: Bench) -
 
 def test_a_boot_partition_that_is_spoilt_is_found_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The card takes a file and gives back another: no partition table is written."""
-    put = cards.put_files
+    put = card.put_files
 
     def spoilt(fat: Any, *rest: Any) -> None:
         put(fat, *rest)
         fat.write("edgesplit/wheels.tar", b"something else")
 
-    monkeypatch.setattr(cards, "put_files", spoilt)
+    monkeypatch.setattr(card, "put_files", spoilt)
     with pytest.raises(MediumFailed, match=r"wheels\.tar is not what was written"):
         bench.flash("trixie")
     assert bench.card.read_bytes()[:512] == bytes(512)
@@ -255,7 +256,7 @@ def test_a_boot_partition_that_is_spoilt_is_found_out(bench: Bench, monkeypatch:
 def test_a_card_that_is_full_in_the_middle_is_an_error_that_says_so() -> None:
     """/dev/full takes nothing."""
     needs_card_tools()
-    from edgesplit_cli.flash.medium import OpenedMedium, failed
+    from edgesplit_provisioning.image.target_device import OpenedMedium, failed
 
     with open("/dev/full", "r+b", buffering=0) as full:
         medium = OpenedMedium("/dev/full", full.fileno(), None)
@@ -272,7 +273,7 @@ def test_a_second_flash_replaces_the_first(bench: Bench) -> None:
     bench.flash("trixie")
     assert json.loads(boot_of(bench.card).read("edgesplit/card.json"))["device"] == "cam-2"
     assert json.loads(before)["device"] == "cam-1"
-    assert cards.whose(bench.card) == "cam-2" and cards.whose(bench.folder / "key.pub") == ""
+    assert card.whose(bench.card) == "cam-2" and card.whose(bench.folder / "key.pub") == ""
 
 
 def test_a_card_in_a_reader_is_flashed_like_a_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

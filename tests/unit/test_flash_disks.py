@@ -8,9 +8,9 @@ import pytest
 
 from card_world import BOOT_OFFSET, BOOT_SIZE, MIB, Machine, mbr
 from edgesplit.errors import UsageError
-from edgesplit_cli.flash.disks import disk, disks
-from edgesplit_cli.flash.medium import open_disk, open_file
-from edgesplit_cli.flash.targets import candidates, target
+from edgesplit_provisioning.image.block_devices import disk, disks
+from edgesplit_provisioning.image.target_checks import candidates, target
+from edgesplit_provisioning.image.target_device import open_disk, open_file
 
 
 @pytest.fixture

@@ -25,14 +25,14 @@ from card_world import (
     mbr,
 )
 from edgesplit.errors import LinkError, NotFound, UsageError
-from edgesplit_cli.flash import formats, installer, kernel_line, rootfs, wifi, wishes
-from edgesplit_cli.flash.batch import Journal, read_lines
-from edgesplit_cli.flash.formats import Format
-from edgesplit_cli.flash.online import Seen, wait_online
-from edgesplit_cli.flash.orders import claim_in, is_free, profile_of, unreachable
-from edgesplit_cli.flash.partitions import read_table
-from edgesplit_cli.flash.rootfs import System
-from edgesplit_cli.kit import Target
+from edgesplit_provisioning.image import cmdline, detect, installer, options, root_filesystem, wifi
+from edgesplit_provisioning.image.batch import Journal, read_lines
+from edgesplit_provisioning.image.detect import Format
+from edgesplit_provisioning.image.device_config import claim_in, is_free, profile_of, unreachable
+from edgesplit_provisioning.image.partition_table import read_table
+from edgesplit_provisioning.image.root_filesystem import System
+from edgesplit_provisioning.image.wait_online import Seen, wait_online
+from edgesplit_provisioning.kit import Target
 
 PARTS = [(BOOT_OFFSET, BOOT_SIZE, True), (BOOT_OFFSET + BOOT_SIZE, MIB, False)]
 BOOKWORM_SYSTEM = System(identity="debian", python="3.11", machine="aarch64", has_first_run=True)
@@ -89,22 +89,22 @@ def test_the_kernels_line_stays_one_line_and_parameters_replace_their_own() -> N
     """What is asked for comes last and once; everything else stays in its order."""
     raw = f"{CMDLINE} ds=nocloud;i=old\r\n\n".encode()
 
-    made = kernel_line.with_parameters(raw, ["ds=nocloud;i=new"])
+    made = cmdline.with_parameters(raw, ["ds=nocloud;i=new"])
 
     assert made == f"{CMDLINE} ds=nocloud;i=new\n".encode()
-    assert kernel_line.with_parameters(made, ["ds=nocloud;i=new"]) == made
+    assert cmdline.with_parameters(made, ["ds=nocloud;i=new"]) == made
 
 
 @pytest.mark.parametrize("raw", [b"", b"\n\n", b"a\nb\n", "r\u00f6ot=1\n".encode(), b"a" * 3_000])
 def test_a_kernels_line_that_is_none_is_refused(raw: bytes) -> None:
     """No line, two lines, no text, or more than a kernel reads."""
     with pytest.raises(UsageError, match=r"cmdline\.txt"):
-        kernel_line.with_parameters(raw, ["x=1"])
+        cmdline.with_parameters(raw, ["x=1"])
 
 
 def test_spaces_in_quotes_are_one_parameter() -> None:
     """As the kernel takes them."""
-    assert kernel_line.parameters(b'a="b c"  d\n') == ['a="b c"', "d"]
+    assert cmdline.parameters(b'a="b c"  d\n') == ['a="b c"', "d"]
 
 
 def test_the_key_of_a_network_is_the_one_of_the_standard() -> None:
@@ -160,13 +160,13 @@ def test_secrets_are_in_no_representation() -> None:
 def test_a_host_name_that_cannot_be_is_refused(name: str) -> None:
     """RFC 1123, in small letters."""
     with pytest.raises(UsageError):
-        wishes.hostname(name)
+        options.hostname(name)
 
 
 def test_names_that_are_made_up_differ() -> None:
     """Two cards without a name get two."""
-    made = {wishes.made_up_hostname("raspberrypi3b+") for _ in range(20)}
-    assert len(made) == 20 and all(wishes.hostname(one) == one for one in made)
+    made = {options.made_up_hostname("raspberrypi3b+") for _ in range(20)}
+    assert len(made) == 20 and all(options.hostname(one) == one for one in made)
 
 
 def test_a_private_key_goes_on_no_card(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_private_key_goes_on_no_card(tmp_path: Path) -> None:
     file = tmp_path / "id"
     file.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n")
     with pytest.raises(UsageError, match="private key"):
-        wishes.ssh_keys(file)
+        options.ssh_keys(file)
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,14 @@ def test_what_is_no_public_key_is_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "id.pub"
     file.write_text(line + "\n")
     with pytest.raises(UsageError):
-        wishes.ssh_keys(file)
+        options.ssh_keys(file)
 
 
 def test_a_keys_comment_carries_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
     """The key stays as it is."""
     file = tmp_path / "id.pub"
     file.write_text(f"# mine\n{PUBLIC_KEY} me\x1b[2J@h\u00f6re\n\n")
-    assert wishes.ssh_keys(file) == (f"{PUBLIC_KEY} me[2J@h\u00f6re",)
+    assert options.ssh_keys(file) == (f"{PUBLIC_KEY} me[2J@h\u00f6re",)
 
 
 def test_formats_are_told_apart_by_what_lies_in_the_image() -> None:
@@ -209,11 +209,11 @@ def test_formats_are_told_apart_by_what_lies_in_the_image() -> None:
     with_seeds = [*PI_FILES, *SEEDS]
     cloud = System(identity="debian", python="3.13", machine="aarch64", has_cloud_init=True)
 
-    assert formats.detect(PI_FILES, issue, BOOKWORM_SYSTEM).format is Format.FIRSTRUN
-    assert formats.detect([name.upper() for name in PI_FILES], issue, BOOKWORM_SYSTEM).format is Format.FIRSTRUN
-    assert formats.detect(with_seeds, issue, cloud).format is Format.CLOUD_INIT
+    assert detect.detect(PI_FILES, issue, BOOKWORM_SYSTEM).format is Format.FIRSTRUN
+    assert detect.detect([name.upper() for name in PI_FILES], issue, BOOKWORM_SYSTEM).format is Format.FIRSTRUN
+    assert detect.detect(with_seeds, issue, cloud).format is Format.CLOUD_INIT
     assert (
-        formats.detect(["cmdline.txt", *SEEDS], "", System(identity="ubuntu", has_cloud_init=True)).default_user
+        detect.detect(["cmdline.txt", *SEEDS], "", System(identity="ubuntu", has_cloud_init=True)).default_user
         == "ubuntu"
     )
 
@@ -236,25 +236,28 @@ def test_an_image_that_cannot_be_configured_is_refused_with_what_was_found(
 ) -> None:
     """Settings that nothing would read are never written."""
     with pytest.raises(UsageError, match=why):
-        formats.detect(names, issue, system)
+        detect.detect(names, issue, system)
 
 
 def test_a_board_without_its_device_tree_is_told() -> None:
     """An image from before a board does not boot on it."""
-    assert formats.missing_board("raspberrypi5", ["bcm2711-rpi-4-b.dtb"])
-    assert not formats.missing_board("raspberrypi5", BOOKWORM.boot)
+    assert detect.missing_board("raspberrypi5", ["bcm2711-rpi-4-b.dtb"])
+    assert not detect.missing_board("raspberrypi5", BOOKWORM.boot)
 
 
 def test_os_release_and_fstab_are_read_as_their_manuals_say() -> None:
     """Quotes, comments and tabs."""
-    assert rootfs.os_release(b'# x\nID=debian\nPRETTY_NAME=\'A "b"\'\nBROKEN="\n') == {
+    assert root_filesystem.os_release(b'# x\nID=debian\nPRETTY_NAME=\'A "b"\'\nBROKEN="\n') == {
         "ID": "debian",
         "PRETTY_NAME": 'A "b"',
     }
-    assert rootfs.boot_mount(b"#LABEL=x /boot vfat\nLABEL=y\t/boot/firmware\tvfat\tdefaults\n") == "/boot/firmware"
-    assert rootfs.boot_mount(b"UUID=1 / ext4 defaults\n") == ""
-    assert rootfs.machine(b"\x7fELF".ljust(18, b"\0") + struct.pack("<H", 40)).startswith("armhf")
-    assert rootfs.machine(b"#!/bin/sh") == ""
+    assert (
+        root_filesystem.boot_mount(b"#LABEL=x /boot vfat\nLABEL=y\t/boot/firmware\tvfat\tdefaults\n")
+        == "/boot/firmware"
+    )
+    assert root_filesystem.boot_mount(b"UUID=1 / ext4 defaults\n") == ""
+    assert root_filesystem.machine(b"\x7fELF".ljust(18, b"\0") + struct.pack("<H", 40)).startswith("armhf")
+    assert root_filesystem.machine(b"#!/bin/sh") == ""
 
 
 def test_a_table_of_devices_is_read_with_its_labels(tmp_path: Path) -> None:
@@ -384,7 +387,7 @@ def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
         asked.update(other, target=target, coral=more["coral.tar"].read_text())
 
     monkeypatch.setattr(installer, "build_kit", build_kit)
-    found = formats.Found(Format.CLOUD_INIT, "/boot/firmware", System(python="3.13", machine="aarch64"))
+    found = detect.Found(Format.CLOUD_INIT, "/boot/firmware", System(python="3.13", machine="aarch64"))
     source = installer.KitSource(cache=tmp_path, extras=("otel",), coral=EdgeTpu())  # type: ignore[arg-type]
 
     installer.kit_for(found, source, lambda _: None)
@@ -398,6 +401,6 @@ def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
 
 def test_without_a_python_in_sight_no_kit_is_guessed(tmp_path: Path) -> None:
     """A root file system that is no ext4: the kit must be given."""
-    found = formats.Found(Format.CLOUD_INIT, "/boot/firmware", System())
+    found = detect.Found(Format.CLOUD_INIT, "/boot/firmware", System())
     with pytest.raises(UsageError, match="--kit"):
         installer.kit_for(found, installer.KitSource(cache=tmp_path), lambda _: None)

@@ -19,9 +19,9 @@ import pytest
 import zstandard
 
 from edgesplit.errors import MediumFailed, TrustError, UsageError
-from edgesplit_cli.flash import programs, writing
-from edgesplit_cli.flash.archives import Expected, check_digest, expected_digest, in_the_clear
-from edgesplit_cli.flash.writing import finish, verify, write_image
+from edgesplit_provisioning.image import subprocesses, writer
+from edgesplit_provisioning.image.archive import Expected, check_digest, expected_digest, in_the_clear
+from edgesplit_provisioning.image.writer import finish, verify, write_image
 
 TABLE = 512
 CONTENT = random.Random(7).randbytes(TABLE + 3_000) + bytes(9_000) + random.Random(8).randbytes(2_848)
@@ -71,7 +71,7 @@ class Card:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an image has several."""
-    monkeypatch.setattr(writing, "BLOCK", 1_024)
+    monkeypatch.setattr(writer, "BLOCK", 1_024)
 
 
 def flashed(card: Card) -> Card:
@@ -167,16 +167,16 @@ def test_a_writer_that_is_killed_leaves_a_file_without_a_table(tmp_path: Path) -
     program = f"""
 import io, os, signal
 from pathlib import Path
-from edgesplit_cli.flash import programs, writing
-from edgesplit_cli.flash.medium import open_file
-writing.BLOCK = 1024
+from edgesplit_provisioning.image import subprocesses, writer
+from edgesplit_provisioning.image.target_device import open_file
+writer.BLOCK = 1024
 content = bytes(range(256)) * 64
 medium = open_file(Path({str(file)!r}))
 medium.set_size(len(content))
 def told(done, of):
     if done > of // 2:
         os.kill(os.getpid(), signal.SIGKILL)
-writing.write_image(io.BytesIO(content), len(content), 512, medium, told)
+writer.write_image(io.BytesIO(content), len(content), 512, medium, told)
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
 
@@ -233,10 +233,10 @@ def test_an_image_for_which_there_is_no_room_is_an_error_that_says_where(tmp_pat
         def write(self, data: object) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    from edgesplit_cli.flash import archives
+    from edgesplit_provisioning.image import archive
 
     with pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"):
-        archives._put(Full(), b"x", tmp_path)
+        archive._put(Full(), b"x", tmp_path)
 
 
 def test_the_digest_comes_from_where_it_is_given(tmp_path: Path) -> None:
@@ -277,6 +277,6 @@ def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_under_a_program_is_an_error_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """mtools waits for a card that never answers: that is told like any other failure of the card."""
-    monkeypatch.setattr(programs, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(subprocesses, "TIMEOUT_S", 0.0)
     with pytest.raises(OSError, match="got no answer"):
-        programs.run(["cat"], given=bytes(1 << 22))
+        subprocesses.run(["cat"], given=bytes(1 << 22))

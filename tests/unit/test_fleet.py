@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from edgesplit import messages
 from edgesplit.errors import UsageError
-from edgesplit.measured import BoardSeen, Moment
-from edgesplit.messages import Birth, Death, Kept, Late, PowerSeen, Telemetry, Window
-from edgesplit.release import Signed, Statement, Wanted
-from edgesplit_cli.commands.devices import condition_line, health_line, heard_line, model_lines
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import Birth, Death, Kept, Late, PowerSeen, Telemetry, Window
+from edgesplit.mqtt.telemetry import BoardSeen, Moment
+from edgesplit.release.manifest import Signed, Statement, Wanted
+from edgesplit_cli.commands.device import condition_line, health_line, heard_line, model_lines
 from edgesplit_cli.commands.fleet import overview
-from edgesplit_cli.show import console
-from edgesplit_controller.buckets import SPANS, Span
-from edgesplit_controller.causes import DEAF_S, NEAR_EXPIRY_S
-from edgesplit_controller.database import CertificateRow, ClaimRow, Flood, Starts
-from edgesplit_controller.devices import ACKNOWLEDGE_S
-from edgesplit_controller.listing import Asked
-from edgesplit_controller.rolling import SETTLED_S
+from edgesplit_cli.output import console
+from edgesplit_controller.fleet.conditions import DEAF_S, NEAR_EXPIRY_S
+from edgesplit_controller.fleet.devices import ACKNOWLEDGE_S
+from edgesplit_controller.fleet.listing import Asked
+from edgesplit_controller.history.buckets import SPANS, Span
+from edgesplit_controller.history.rollup import SETTLED_S
+from edgesplit_controller.storage.database import CertificateRow, ClaimRow, Flood, Starts
 from fleet_world import NOW, OTHER, RELEASE, STALE_S, World, new_url, runs, telemetry, window
 
 
@@ -340,14 +340,14 @@ def test_a_condition_begins_once_and_ends(world: World) -> None:
 
 def test_a_device_with_another_key_begins_anew(world: World) -> None:
     """What the hardware before it said is not its own."""
-    from edgesplit_controller import hearing
+    from edgesplit_controller.fleet import ingest
 
     world.add("cam")
     world.birth("cam")
     world.report("cam", runs())
     world.tell("cam", power=PowerSeen(under_voltage=True))
     with world.database.write() as session:
-        hearing.forget(session, "cam")
+        ingest.forget(session, "cam")
     assert world.shown("cam")["heard"] is None and world.shown("cam")["conditions"] == []
     assert world.fleet.overview()["models"] == []
 

@@ -12,14 +12,23 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit import messages
 from edgesplit.limits import LIMITS
+from edgesplit.mqtt import messages
 from edgesplit_cli.main import cli
-from edgesplit_controller.broker import _CLIENT
-from edgesplit_controller.chunk_queue import WAITING_CHUNKS_PER_DEVICE, ChunkQueue
-from edgesplit_controller.delivery import Delivery, Sources
-from edgesplit_controller.devices import HOLD_S, LONGEST_HOLD_S, hold_s
-from edgesplit_controller.floods import AGAIN, LATELY_S, MESSAGE, PER_S, PURSE, REMEMBERED, RETELL_S, Purses
+from edgesplit_controller.fleet.devices import HOLD_S, LONGEST_HOLD_S, hold_s
+from edgesplit_controller.messaging.broker import _CLIENT
+from edgesplit_controller.messaging.chunk_queue import WAITING_CHUNKS_PER_DEVICE, ChunkQueue
+from edgesplit_controller.messaging.delivery import Delivery, Sources
+from edgesplit_controller.messaging.flood_control import (
+    AGAIN,
+    LATELY_S,
+    MESSAGE,
+    PER_S,
+    PURSE,
+    REMEMBERED,
+    RETELL_S,
+    Purses,
+)
 
 PATIENCE_S = 20.0
 FIVE_MINUTES = 300
@@ -224,7 +233,7 @@ def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.M
         def pages(self, path: str, **asked: object) -> list[object]:
             return [told]
 
-    monkeypatch.setattr("edgesplit_cli.commands.devices.Api", Fake)
+    monkeypatch.setattr("edgesplit_cli.commands.device.connect", Fake.of)
     for words in (["show", "bad"], ["list"]):
         shown = CliRunner().invoke(cli, ["device", *words], catch_exceptions=False).output
         assert "\x1b]" not in shown and "\x07" not in shown and "\x9b" not in shown

@@ -25,15 +25,15 @@ from agent_world import (
     active,
     manifest,
 )
-from edgesplit import oip
 from edgesplit.errors import UsageError
-from edgesplit.http1 import Response, Server, json_response
+from edgesplit.http1.server import Response, Server, json_response
+from edgesplit.offload_client.pool import Call, Remote, RemoteAnswer, RemoteFailure, ask
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Row
-from edgesplit.remote import Call, Remote, RemoteAnswer, RemoteFailure, ask
-from edgesplit_agent.active import ActiveRelease, plan_for
-from edgesplit_agent.engine import Engine, Settings
-from edgesplit_agent.foreign import ForeignRemote, ForeignServers, Trust
-from edgesplit_controller.ca import Authority
+from edgesplit_agent.offload.foreign_server import ForeignRemote, ForeignServers, Trust
+from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.serving.engine import Engine, Settings
+from edgesplit_controller.pki.authority import Authority
 from foreign_world import KSERVE, MLSERVER, TRITON, ForeignServerHere, Manners
 from unit import onnx_models as tiny
 

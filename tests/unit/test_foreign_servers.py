@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import MalformedMessage, ModelRefused, TrustError, UsageError
-from edgesplit.foreign import ForeignServer
-from edgesplit.recut import check_recut
-from edgesplit.release import decode_manifest, encode_manifest
+from edgesplit.foreign_server import ForeignServer
+from edgesplit.release.manifest import decode_manifest, encode_manifest
+from edgesplit.release.recut import check_recut
 from edgesplit_cli.commands.export import chosen
-from edgesplit_cli.foreign_servers import inference_service, service_name, triton_config, write_model
+from edgesplit_cli.export_files import inference_service, service_name, triton_config, write_model
 from edgesplit_cli.main import cli
-from edgesplit_partitioner.costs import CodecCost, Costs, LayerCost, TensorCost
-from edgesplit_partitioner.foreign_costs import check_servable, foreign_costs, possible
+from edgesplit_partitioner.costs.foreign_server import check_servable, foreign_costs, possible
+from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
 from recut_world import CLASS, anatomy_for, made
 from unit import onnx_models as tiny
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgesplit.client.frame_window import StreamSettings, Window
+from edgesplit.client.request import Answer
 from edgesplit.errors import Dropped, InferenceFailed, UsageError
-from edgesplit.frames import StreamSettings, Window
-from edgesplit.question import Answer
-from edgesplit.wishes import Drop, Wishes
+from edgesplit.oip.options import Drop, Wishes
 
 
 def answer(number: int) -> Answer:

@@ -7,7 +7,7 @@ import sys
 import threading
 import uuid
 
-from edgesplit.fresh_ids import fresh_id
+from edgesplit.client.request_id import fresh_id
 
 
 def test_they_are_random_uuids_of_version_4() -> None:
@@ -35,7 +35,7 @@ def test_none_comes_twice_however_many_threads_ask() -> None:
 
 FORKS = """
 import os
-from edgesplit.fresh_ids import fresh_id
+from edgesplit.client.request_id import fresh_id
 
 fresh_id()
 child = os.fork()

@@ -20,7 +20,7 @@ from edgesplit.plan import (
     latency_s,
     slowest_s,
 )
-from edgesplit_agent.link_meter import FURTHER_S, LinkMeter
+from edgesplit_agent.policy.link_estimator import FURTHER_S, LinkMeter
 
 LINK = Link(up_bytes_per_s=10e6, down_bytes_per_s=10e6, rtt_s=0.002)
 HOP = Hop(tier="cloud", up_bytes=100_000, down_bytes=4_000, up_s=0.02, down_s=0.001, seconds=0.005)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from edgesplit.device_profile import load_profile
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
-from edgesplit.profiles import load_profile
 from edgesplit_partitioner import Costs, plan
-from edgesplit_partitioner.build_costs import build_costs, with_tier
-from edgesplit_partitioner.costs import CodecCost, TensorCost
-from edgesplit_partitioner.predict import predict_layers
+from edgesplit_partitioner.costs.build import build_costs, with_tier
+from edgesplit_partitioner.costs.model import CodecCost, TensorCost
+from edgesplit_partitioner.costs.predict import predict_layers
 from unit import onnx_models as tiny
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.gates import Evidence, Gates, judge, parse_gate, parse_gates
+from edgesplit_controller.rollout.gates import Evidence, Gates, judge, parse_gate, parse_gates
 
 KNOWN = Evidence(
     model="m", release="r", requests=100, failed=0, fallbacks=2, latency_p95_s=0.1, memory_bytes=200_000_000,

@@ -8,12 +8,12 @@ import pytest
 
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.links import parse_link
-from edgesplit.oip import remote_name
-from edgesplit.release import Manifest, gateway_slices
+from edgesplit.oip.protocol import remote_name
+from edgesplit.release.manifest import Manifest, gateway_slices
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit_controller.planning import Through, Wish
+from edgesplit_controller.planning.planner_service import Through, Wish
+from edgesplit_offload.models.repository import Shelf
 from edgesplit_offload.server import releases_in
-from edgesplit_offload.shelf import Shelf
 from unit.test_recut_releasing import CLASS, Maker
 
 UPLINK = parse_link("lte")

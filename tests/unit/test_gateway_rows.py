@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgesplit.device_profile import load_profile
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.links import parse_link
 from edgesplit.plan import BEYOND, Hop, Plan, Row, far_half, near_half
-from edgesplit.profiles import load_profile
-from edgesplit.recut import check_recut
-from edgesplit.release import Manifest, decode_manifest, encode_manifest, gateway_slices
+from edgesplit.release.manifest import Manifest, decode_manifest, encode_manifest, gateway_slices
+from edgesplit.release.recut import check_recut
 from edgesplit.runtime import execute
-from edgesplit.runtime.load import load_slices
+from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit_partitioner import Costs, plan
-from edgesplit_partitioner.build_costs import build_costs, with_tier
+from edgesplit_partitioner.costs.build import build_costs, with_tier
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_sets, cut_slices
 from unit import onnx_models as tiny
 

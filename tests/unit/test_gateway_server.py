@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from edgesplit.durable import write_durably
+from edgesplit.atomic_files import write_durably
 from edgesplit.errors import LinkError, TrustError, UsageError
-from edgesplit.identity import certificate_request, load_or_make_key
-from edgesplit.revocation import revoked_in
-from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.gateway import GatewayServer, Onward
-from edgesplit_controller import ca
-from edgesplit_controller.ca import Authority
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit.trust.revocation import revoked_in
+from edgesplit_agent.control.gateway_server import GatewayServer, Onward
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_controller.pki import authority
+from edgesplit_controller.pki.authority import Authority
 
 
 class Process:
@@ -130,10 +130,10 @@ def test_a_new_certificate_of_either_side_begins_a_new_process(bench: Bench, mon
     assert bench.tend() == ["stopped", "started"] and bench.tend() == []
 
     serial = bench.serial()
-    monkeypatch.setattr("edgesplit_agent.gateway.time", lambda: _later(0.7))
+    monkeypatch.setattr("edgesplit_agent.control.gateway_server.time", lambda: _later(0.7))
     assert bench.tend() == ["stopped", "started"] and bench.serial() != serial
 
-    monkeypatch.setattr("edgesplit_agent.gateway.time", lambda: _later(1.5))
+    monkeypatch.setattr("edgesplit_agent.control.gateway_server.time", lambda: _later(1.5))
     bench.trouble = LinkError("cannot reach the controller")
     with pytest.raises(LinkError):  # it has run out: better said than served
         bench.tend()
@@ -142,7 +142,7 @@ def test_a_new_certificate_of_either_side_begins_a_new_process(bench: Bench, mon
 def _later(part: float) -> float:
     from time import time
 
-    return time() + part * ca.LEAF_LIFE.total_seconds()
+    return time() + part * authority.LEAF_LIFE.total_seconds()
 
 
 def test_a_spoilt_key_or_certificate_is_replaced_or_told(bench: Bench) -> None:

@@ -9,17 +9,17 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from deploying import deploy
-from edgesplit import messages
 from edgesplit.errors import NotFound, UsageError
-from edgesplit.identity import certificate_request, load_or_make_key
-from edgesplit.messages import ModelState, Reported
-from edgesplit.release import Gateway, Signed, Statement
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.database import Database, Device, Model, Release
-from edgesplit_controller.devices import ClaimWish, Devices
-from edgesplit_controller.director import Director
-from edgesplit_controller.gateways import Gateways, through_by_class
-from edgesplit_controller.refusals import Conflict, Forbidden
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import ModelState, Reported
+from edgesplit.release.manifest import Gateway, Signed, Statement
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit_controller.errors import Conflict, Forbidden
+from edgesplit_controller.fleet.devices import ClaimWish, Devices
+from edgesplit_controller.fleet.gateways import Gateways, through_by_class
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.releases.director import Director
+from edgesplit_controller.storage.database import Database, Device, Model, Release
 
 THREE, OTHER, TWO = "a" * 64, "b" * 64, "c" * 64
 """Releases: two whose plans know a gateway, one whose plan knows none."""

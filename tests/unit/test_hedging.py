@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from agent_world import CUT, LINK, LOCAL, eventually, manifest
+from edgesplit.oip.options import Hedge
+from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Power
-from edgesplit.report import Report
-from edgesplit.wishes import Hedge
-from edgesplit_agent.crew import Crew
-from edgesplit_agent.hedging import WINDOW, Budget, Ledger, Moments, cost_of, moments, radio_joules
-from edgesplit_agent.request import Answer
-from edgesplit_agent.stale import LastGood
+from edgesplit_agent.policy.hedge_budget import WINDOW, Budget, Ledger, Moments, cost_of, moments, radio_joules
+from edgesplit_agent.serving.request import Answer
+from edgesplit_agent.serving.stale_cache import LastGood
+from edgesplit_agent.serving.thread_pool import Crew
 
 PLAN = manifest(LOCAL, CUT).plans["pi4"]
 

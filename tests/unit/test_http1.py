@@ -16,12 +16,14 @@ import msgspec
 import pytest
 
 from agent_world import eventually
-from edgesplit import http1, http_head
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, MalformedMessage, NotFound, UsageError
-from edgesplit.http1 import Request, Response, Server, json_response
+from edgesplit.http1 import head as http_head
+from edgesplit.http1 import server as http1
+from edgesplit.http1.server import Request, Response, Server, json_response
 from edgesplit.limits import LIMITS
-from edgesplit_controller.ca import Authority
-from edgesplit_offload import conversation, front
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_offload.frontend import connection as conversation
+from edgesplit_offload.frontend import server as front
 from front_world import LoopServer
 
 PATIENCE_S = 20.0
@@ -245,7 +247,7 @@ def test_the_bodies_of_errors_tell_and_secrets_do_not_leave(
 ) -> None:
     """A handler that raises is a 500 and a line in the log with the reason; the connection serves on."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
-        with caplog.at_level(logging.ERROR, logger="edgesplit.http1"):
+        with caplog.at_level(logging.ERROR, logger="edgesplit.http1.server"):
             connection.request("POST", "/boom", b"x")
             response = connection.getresponse()
             body = msgspec.json.decode(response.read())

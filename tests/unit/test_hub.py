@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgesplit.testing.hub import Ended, Hub
+from edgesplit.testing.virtual_time import Ended, Hub
 
 
 def test_time_jumps_to_what_is_next() -> None:

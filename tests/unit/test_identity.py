@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from edgesplit import identity
 from edgesplit.errors import MalformedMessage, UsageError
-from edgesplit.identity import Claim, Credentials
-from edgesplit_controller import ca
-from edgesplit_controller.ca import Authority
+from edgesplit.trust import identity
+from edgesplit.trust.identity import Claim, Credentials
+from edgesplit_controller.pki import authority as ca
+from edgesplit_controller.pki.authority import Authority
 
 
 @pytest.fixture()
@@ -274,7 +274,7 @@ def test_half_a_restored_authority_is_refused(tmp_path: Path) -> None:
 def test_the_device_side_imports_little() -> None:
     """Trust and identity load on a small device: no web framework, no YAML, no model library."""
     script = (
-        "import sys, edgesplit.identity, edgesplit.trust, edgesplit.mqtt, edgesplit.releases\n"
+        "import sys, edgesplit.trust.identity, edgesplit.trust.store, edgesplit.mqtt.session, edgesplit.release_store\n"
         "print(sorted({'yaml', 'fastapi', 'onnx', 'onnxruntime', 'sqlalchemy', 'scipy'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from edgesplit.device_profile import load_profile
 from edgesplit.errors import UsageError
-from edgesplit.profiles import load_profile
 from edgesplit_partitioner import describe, load_costs, plan
-from edgesplit_partitioner.build_costs import build_costs, with_tier
-from edgesplit_partitioner.costs import Costs
-from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor, Work
-from edgesplit_partitioner.intervals import of_row, on_tier
-from edgesplit_partitioner.measure_slices import corrected
-from edgesplit_partitioner.predict import OTHER_RUNTIME, Predictor, predicted_basis
+from edgesplit_partitioner.costs.build import build_costs, with_tier
+from edgesplit_partitioner.costs.intervals import of_row, on_tier
+from edgesplit_partitioner.costs.model import Costs
+from edgesplit_partitioner.costs.predict import OTHER_RUNTIME, Predictor, predicted_basis
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor, Work
+from edgesplit_partitioner.profiling.slices import corrected
 
 PI = load_profile("raspberrypi4")
 LINKS: dict[str, Any] = {"device-cloud": {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "rtt_s": 0.01}}

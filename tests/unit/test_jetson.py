@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
-from edgesplit.identity import Claim, encode_claim
-from edgesplit_cli.jetson import flasher
-from edgesplit_cli.jetson.overlay import KIT, Network, Overlay, files
-from edgesplit_cli.jetson.rootfs import RECORD, Put, put_all, take_back
-from edgesplit_cli.jetson.tree import read_tree
-from edgesplit_cli.kit.description import FORMAT, Described, encode, listed
+from edgesplit.trust.identity import Claim, encode_claim
 from edgesplit_cli.main import cli
+from edgesplit_provisioning.jetson import flasher
+from edgesplit_provisioning.jetson.bsp import read_tree
+from edgesplit_provisioning.jetson.overlay import KIT, Network, Overlay, files
+from edgesplit_provisioning.jetson.root_filesystem import RECORD, Put, put_all, take_back
+from edgesplit_provisioning.kit.manifest import FORMAT, Described, encode, listed
 from jetson_world import listing, make_tree
 
 PROFILE = "jetson-orin-nano"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.release import Gateway, Statement, Wanted
-from edgesplit.remote import Remote
-from edgesplit_agent.gateway import listen_address, revoked_in
-from edgesplit_agent.updates import (
+from edgesplit.offload_client.pool import Remote
+from edgesplit.release.manifest import Gateway, Statement, Wanted
+from edgesplit_agent.control.gateway_server import listen_address, revoked_in
+from edgesplit_agent.offload.gateway_route import Way
+from edgesplit_agent.updates.reconciler import (
     Activate,
     Clean,
     DeviceState,
@@ -24,8 +25,7 @@ from edgesplit_agent.updates import (
     kept_states,
     next_step,
 )
-from edgesplit_agent.way import Way
-from edgesplit_controller.ca import Authority
+from edgesplit_controller.pki.authority import Authority
 
 A, B = "a" * 64, "b" * 64
 FETCHED = ReleaseState(manifest=True, whole=True)

@@ -15,14 +15,14 @@ from securesystemslib.signer import Key
 from tuf.api.metadata import Metadata, Root, Targets
 
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.release import Signed, release_digest
-from edgesplit.trust import TrustStore
+from edgesplit.release.manifest import Signed, release_digest
+from edgesplit.trust.store import TrustStore
 from edgesplit_cli.signing import signatures_for, signed_release
-from edgesplit_controller.key_changes import KeyChange, PublicKey, check_root_step, next_root
-from edgesplit_controller.refusals import Conflict
-from edgesplit_controller.repository import Repository
-from edgesplit_controller.rotation import GivenSignature, Rotation
-from edgesplit_controller.signers import sign
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.tuf.key_change import KeyChange, PublicKey, check_root_step, next_root
+from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.tuf.rotation import GivenSignature, Rotation
+from edgesplit_controller.tuf.signers import sign
 from operator_world import Operator, died_at
 from trust_world import DAY, DEVICE, sample_release
 

@@ -15,10 +15,10 @@ import zstandard
 
 import edgesplit
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit_cli.kit import Target, build_kit, own_wheel, read_kit
-from edgesplit_cli.kit.description import FILE_NAME, decode, encode, listed
-from edgesplit_cli.kit.target import needed_glibc
-from edgesplit_cli.kit.wheelhouse import constraints, missing, pins, wheels
+from edgesplit_provisioning.kit import Target, build_kit, own_wheel, read_kit
+from edgesplit_provisioning.kit.manifest import FILE_NAME, decode, encode, listed
+from edgesplit_provisioning.kit.target import needed_glibc
+from edgesplit_provisioning.kit.wheelhouse import constraints, missing, pins, wheels
 from kit_world import made_up_wheel
 
 
@@ -212,7 +212,7 @@ def test_an_installed_wheel_is_repacked_by_its_record_and_a_changed_file_is_refu
         "import sys, pathlib\n"
         "ours = ('/sdk', '/agent', '/offload')\n"
         f"sys.path[:] = [{str(installed)!r}, *[path for path in sys.path if not path.endswith(ours)]]\n"
-        "from edgesplit_cli.kit import own_wheel\n"
+        "from edgesplit_provisioning.kit import own_wheel\n"
         "own_wheel.version = lambda: '0+again'\n"
         f"print(own_wheel.write(pathlib.Path({str(tmp_path)!r})))\n"
     )

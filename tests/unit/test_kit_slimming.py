@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit_cli.kit.slimming import LEFT_AWAY, loadable, slimmed, staying
+from edgesplit_provisioning.kit.wheel_slimming import LEFT_AWAY, loadable, slimmed, staying
 from kit_world import made_up_wheel, repacked
 
 TRIED = """

@@ -19,26 +19,27 @@ import pytest
 
 from agent_world import LOCAL as TWO_SLICES
 from agent_world import REMOTE, active, eventually
-from edgesplit import Client, lane_end
+from edgesplit import Client
+from edgesplit.client.direct import endpoint
+from edgesplit.client.direct.endpoint import LaneEnd, LaneEnded
+from edgesplit.client.direct.grant import ANSWER, ANSWERED, FAILED, OVER, Grant, LaneTensor, laid_out
+from edgesplit.client.direct.request_policy import FIRST_PAUSE_S, LONGEST_PAUSE_S, STAYED_S, Hope
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, UsageError
-from edgesplit.lane_end import LaneEnd, LaneEnded
-from edgesplit.lane_hopes import FIRST_PAUSE_S, LONGEST_PAUSE_S, STAYED_S, Hope
-from edgesplit.lane_terms import ANSWER, ANSWERED, FAILED, OVER, Grant, LaneTensor, laid_out
+from edgesplit.http1.response import Reply
+from edgesplit.oip.report import Report
 from edgesplit.plan import Power
-from edgesplit.release import TensorSpec
-from edgesplit.reply import Reply
-from edgesplit.report import Report
+from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.afterwards import Afterwards
-from edgesplit_agent.energy import EnergyLedger
-from edgesplit_agent.lanes import Circumstances, Ears, Lanes, why_not
 from edgesplit_agent.main import _parser
-from edgesplit_agent.worker import lane_words
-from edgesplit_agent.worker.judging import Bounds
-from edgesplit_agent.worker.lane_child import ChildLanes
-from edgesplit_agent.worker.lane_desk import LaneDesk, LaneNotes, LaneOrder
-from edgesplit_agent.worker.lane_words import MOST_LANES, RING, LaneWords
-from edgesplit_agent.worker.talk import Channel
+from edgesplit_agent.power.energy_model import EnergyLedger
+from edgesplit_agent.serving.deferred_accounting import Afterwards
+from edgesplit_agent.serving.direct_access import Circumstances, Ears, Lanes, why_not
+from edgesplit_agent.worker import direct_shared_state
+from edgesplit_agent.worker.direct_broker import LaneDesk, LaneNotes, LaneOrder
+from edgesplit_agent.worker.direct_child import ChildLanes
+from edgesplit_agent.worker.direct_shared_state import MOST_LANES, RING, LaneWords
+from edgesplit_agent.worker.ipc import Channel
+from edgesplit_agent.worker.watchdog_policy import Bounds
 from lane_world import GrantingAgent, asking, descriptors, grant, order
 
 INPUT = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -164,7 +165,7 @@ def test_a_grant_of_places_that_are_none_is_refused(spoilt: dict[str, Any]) -> N
 
 
 def words() -> LaneWords:
-    return LaneWords(memoryview(bytearray(lane_words.BYTES)))
+    return LaneWords(memoryview(bytearray(direct_shared_state.BYTES)))
 
 
 def test_what_is_noted_is_read_once_and_whole() -> None:
@@ -187,7 +188,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
     assert own is not None
     told: list[int] = []
     bench.desk._order = dataclasses.replace(order(), told=lambda notes: told.append(len(notes.answers)))
-    between = lane_words.LaneWords.between
+    between = direct_shared_state.LaneWords.between
 
     def meanwhile(self: LaneWords, taken: int, answers: int) -> list[tuple[float, float]]:
         own.answered(1.0, 1.0)
@@ -195,7 +196,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
 
     own.answered(1.0, 1.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane_words.LaneWords, "between", meanwhile)
+        patch.setattr(direct_shared_state.LaneWords, "between", meanwhile)
         bench.desk.note()
     bench.desk.note()
     bench.desk.note()
@@ -204,7 +205,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
 
 def test_words_that_cannot_be_are_not_believed() -> None:
     """A worker that a model has taken over writes what it likes; times stay times, and a run has a beginning."""
-    memory = bytearray(os.urandom(16) * (lane_words.BYTES // 16))
+    memory = bytearray(os.urandom(16) * (direct_shared_state.BYTES // 16))
     own = LaneWords(memoryview(memory))
     own.answered(float("nan"), 1.0)
     own.answered(1.0, 2.0)
@@ -256,7 +257,7 @@ class Bench:
             self.desk.open(order(self.notes.append), theirs.fileno(), shared=shared)
         one = grant()
         self.lanes.turn()
-        return LaneEnd(one, mine, lane_end.memory_of(one, mine, shared=shared), shared=shared)
+        return LaneEnd(one, mine, endpoint.memory_of(one, mine, shared=shared), shared=shared)
 
     def turn(self) -> None:
         """One, in which the agent's message is taken if there is one."""
@@ -287,7 +288,7 @@ def reply_of(end: LaneEnd) -> tuple[int, int]:
 def test_a_request_gets_its_answer_and_is_counted_before(bench: Bench, shared: bool) -> None:
     """By shared memory and by bytes; whoever has the answer finds it noted."""
     end = bench.open(shared=shared)
-    assert end.begin({"x": INPUT}, (), lane_end.monotonic() + 10, lane_end.monotonic()) > 0
+    assert end.begin({"x": INPUT}, (), endpoint.monotonic() + 10, endpoint.monotonic()) > 0
     end.sock.sendall(b"".join(end.sent))
     bench.turn()
     end.reply[:] = end.sock.recv(ANSWER.size)
@@ -498,9 +499,9 @@ def test_a_forked_child_does_not_use_its_parents_lane(monkeypatch: pytest.Monkey
     with theirs, mine.dup() as parents:
         one = grant()
         end = LaneEnd(one, mine, memoryview(bytearray(one.bytes)), shared=True)
-        monkeypatch.setattr(lane_end, "_forks", lane_end._forks + 1)
+        monkeypatch.setattr(endpoint, "_forks", endpoint._forks + 1)
         with pytest.raises(LaneEnded, match="forked"):
-            end.begin({"x": INPUT}, (), lane_end.monotonic() + 1, lane_end.monotonic())
+            end.begin({"x": INPUT}, (), endpoint.monotonic() + 1, endpoint.monotonic())
         end.close()
         theirs.send(b"for the parent")
         assert parents.recv(100) == b"for the parent"
@@ -534,7 +535,7 @@ def test_where_a_lane_does_not_answer_the_agent_does(
     mood: Any, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a worker does or does not say, the application has its answer."""
-    monkeypatch.setattr(lane_end, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.05)
     agent = GrantingAgent(socket_folder, mood)
     try:
         with Client(agent.url) as client:
@@ -548,7 +549,7 @@ def test_where_a_lane_does_not_answer_the_agent_does(
 
 def test_where_neither_answers_there_is_an_error_in_words(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that is silent leaves time to ask the agent; silent too, and the deadline is told."""
-    monkeypatch.setattr(lane_end, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.05)
     agent = GrantingAgent(socket_folder, silent)
     try:
         with Client(agent.url) as client:
@@ -589,5 +590,5 @@ def test_grants_are_read_strictly() -> None:
     """What is no grant is none."""
     for body in (b"", b"{}", b"[1]", b"\xff", msgspec.json.encode(msgspec.structs.replace(grant(), bytes=1))):
         with pytest.raises(LaneEnded):
-            lane_end.granted(Reply(200, {}, memoryview(body)))
-    assert isinstance(lane_end.granted(Reply(200, {}, memoryview(msgspec.json.encode(grant())))), Grant)
+            endpoint.granted(Reply(200, {}, memoryview(body)))
+    assert isinstance(endpoint.granted(Reply(200, {}, memoryview(msgspec.json.encode(grant())))), Grant)

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit import messages
-from edgesplit.measured import Moment, StoreSeen
-from edgesplit.messages import Kept, Late, PowerSeen, Telemetry, Window
-from edgesplit_agent import ring as ring_module
-from edgesplit_agent.moments import age_s
-from edgesplit_agent.outbox import ANSWER_S, BATCH, SETTLE_S, UNKEPT, Outbox, Pace, worth_of
-from edgesplit_agent.ring import Entry, Ring, entries
-from edgesplit_agent.uplink import Rhythm
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import Kept, Late, PowerSeen, Telemetry, Window
+from edgesplit.mqtt.telemetry import Moment, StoreSeen
+from edgesplit_agent.control.mqtt_uplink import Rhythm
+from edgesplit_agent.host.clock import age_s
+from edgesplit_agent.telemetry import disk_ring as ring_module
+from edgesplit_agent.telemetry.disk_ring import Entry, Ring, entries
+from edgesplit_agent.telemetry.outbox import ANSWER_S, BATCH, SETTLE_S, UNKEPT, Outbox, Pace, worth_of
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0

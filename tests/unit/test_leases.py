@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from edgesplit_controller.database import Database, record
-from edgesplit_controller.leases import LIFE_S, Lease, LeaseLost
+from edgesplit_controller.storage.database import Database, record
+from edgesplit_controller.storage.leases import LIFE_S, Lease, LeaseLost
 from postgres import Postgres
 
 PATIENCE_S = 60.0
 HOLDER = """
 import sys, time
-from edgesplit_controller.database import Database
-from edgesplit_controller.leases import Lease
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.leases import Lease
 lease = Lease(Database(sys.argv[1]), "work", life_s=2.0)
 lease.keep(lambda held: print("held" if held else "lost", flush=True))
 time.sleep(600)

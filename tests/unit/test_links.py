@@ -11,9 +11,9 @@ from time import perf_counter
 import pytest
 
 from edgesplit.errors import UsageError
+from edgesplit.link_emulation import ShapedLink
 from edgesplit.links import LINKS, format_link, parse_link, parse_rate, slower
 from edgesplit.plan import Link
-from edgesplit.testing.link import ShapedLink
 
 FAST = Link(up_bytes_per_s=50e6, down_bytes_per_s=50e6, rtt_s=0.002)
 STILL = Link(up_bytes_per_s=0, down_bytes_per_s=0, rtt_s=0.0)

@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import delete, update
 
 from edgesplit.errors import Busy
-from edgesplit_controller import live
-from edgesplit_controller.changes import Change, Changes, kind_of
-from edgesplit_controller.database import Database, Device, record
-from edgesplit_controller.live import WAITING, Hub, Mailbox
+from edgesplit_controller.fleet import live_events
+from edgesplit_controller.fleet.change_feed import Change, Changes, kind_of
+from edgesplit_controller.fleet.live_events import WAITING, Hub, Mailbox
+from edgesplit_controller.storage.database import Database, Device, record
 from made_fleet import device_row
 
 NOW = 1_800_000_000.0
@@ -62,8 +62,8 @@ def test_a_change_that_was_stamped_before_the_last_reading_is_not_missed(databas
     clock[0] = NOW + 60
     changes.begin()
     with database.write() as session:
-        session.execute(update(Device).where(Device.name == "a").values(changed=clock[0] - live.POLL_S - 2))
-    clock[0] += live.POLL_S
+        session.execute(update(Device).where(Device.name == "a").values(changed=clock[0] - live_events.POLL_S - 2))
+    clock[0] += live_events.POLL_S
     assert changes.read() == [Change("device", "a", "doors")]
 
 
@@ -129,7 +129,7 @@ def test_who_is_for_some_groups_hears_of_no_other() -> None:
 
 def test_a_name_cannot_break_out_of_its_event() -> None:
     """Line breaks in a subject stay inside the JSON."""
-    raw = live.as_event("device", {"subject": "a\n\nevent: everything\ndata: {}"})
+    raw = live_events.as_event("device", {"subject": "a\n\nevent: everything\ndata: {}"})
     assert raw.count(b"\n") == 3
     assert json.loads(raw.split(b"data: ", 1)[1])["subject"].startswith("a\n")
 
@@ -224,7 +224,7 @@ def test_an_ending_controller_ends_its_streams() -> None:
 
 def test_followers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One too many is told to come back."""
-    monkeypatch.setattr(live, "FOLLOWERS", 1)
+    monkeypatch.setattr(live_events, "FOLLOWERS", 1)
 
     async def story(world: World) -> None:
         async with aclosing(world.hub.follow()) as stream:

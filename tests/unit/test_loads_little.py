@@ -7,18 +7,18 @@ import sys
 
 import pytest
 
-from edgesplit_cli.late_commands import LateCommands
+from edgesplit_cli.lazy_commands import LateCommands
 from edgesplit_cli.main import COMMANDS, cli
 
 NOTHING_BIG = ("scipy", "sqlalchemy", "fastapi", "onnx", "onnxruntime", "matplotlib")
 LOADS = [
     ("from edgesplit_cli.main import cli; cli.commands['device']", (*NOTHING_BIG, "numpy")),
     ("from edgesplit_cli.main import cli; cli.commands['deploy']", NOTHING_BIG),
-    ("import edgesplit_partitioner.check_run", ("scipy", "sqlalchemy")),
-    ("import edgesplit_partitioner.measured_run", ("scipy", "sqlalchemy")),
-    ("import edgesplit_controller.golden_run", ("scipy", "sqlalchemy", "fastapi")),
-    ("import edgesplit_controller.offload_server", NOTHING_BIG),
-    ("import edgesplit_controller.up", ("scipy", "matplotlib")),
+    ("import edgesplit_partitioner.split_check.child", ("scipy", "sqlalchemy")),
+    ("import edgesplit_partitioner.profiling.layers_child", ("scipy", "sqlalchemy")),
+    ("import edgesplit_controller.model_registry.golden_child", ("scipy", "sqlalchemy", "fastapi")),
+    ("import edgesplit_controller.app.offload_process", NOTHING_BIG),
+    ("import edgesplit_controller.app.main", ("scipy", "matplotlib")),
 ]
 
 

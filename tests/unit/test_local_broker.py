@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgesplit.errors import LinkError
-from edgesplit.testing.broker import LocalBroker, LocalSession, Way, matches
-from edgesplit.testing.hub import Hub
+from edgesplit.testing.in_memory_broker import LocalBroker, LocalSession, Way, matches
+from edgesplit.testing.virtual_time import Hub
 
 CAM = "edgesplit/v1/cam"
 

@@ -13,11 +13,11 @@ from time import monotonic
 
 import pytest
 
-from edgesplit import local_socket
-from edgesplit.channel import DESCRIPTORS, Channel
-from edgesplit.client import Client, Connection
+from edgesplit.client.client import Client, Connection
 from edgesplit.errors import UsageError
-from edgesplit.http1 import Request, Response, Server, json_response
+from edgesplit.http1 import unix_socket
+from edgesplit.http1.peer import DESCRIPTORS, Channel
+from edgesplit.http1.server import Request, Response, Server, json_response
 from edgesplit_agent.main import main
 
 PATIENCE_S = 20.0
@@ -51,11 +51,11 @@ def test_a_group_may_be_let_in(short: Path) -> None:
     import grp
 
     own = grp.getgrgid(os.getgid()).gr_name
-    sock = local_socket.listening(short / "a", 0o660, own)
+    sock = unix_socket.listening(short / "a", 0o660, own)
     assert stat.S_IMODE((short / "a").stat().st_mode) == 0o660
     sock.close()
     with pytest.raises(UsageError, match="cannot listen on the socket"):
-        local_socket.listening(short / "b", 0o660, "no-such-group")
+        unix_socket.listening(short / "b", 0o660, "no-such-group")
     assert not (short / "b").exists()
 
 
@@ -77,7 +77,7 @@ def test_a_living_programs_socket_is_refused_and_stays(short: Path) -> None:
     with pytest.raises(UsageError, match="another program listens"):
         Server(lambda _: Response(), path=short / "agent.sock").start()
     (short / "agent.sock").unlink()
-    other = local_socket.listening(short / "agent.sock")
+    other = unix_socket.listening(short / "agent.sock")
     first.stop()
     assert (short / "agent.sock").exists()
     other.close()
@@ -87,19 +87,19 @@ def test_what_is_no_socket_is_never_taken_away(short: Path) -> None:
     """A file of that name is somebody's."""
     (short / "agent.sock").write_text("precious")
     with pytest.raises(UsageError, match="is no socket"):
-        local_socket.listening(short / "agent.sock")
+        unix_socket.listening(short / "agent.sock")
     assert (short / "agent.sock").read_text() == "precious"
 
 
 def test_a_path_that_is_too_long_is_said_with_its_length(tmp_path: Path) -> None:
     """Before the kernel cuts it, or says something else."""
     with pytest.raises(UsageError, match="at most 107 bytes"):
-        local_socket.listening(tmp_path / ("x" * 120))
+        unix_socket.listening(tmp_path / ("x" * 120))
 
 
 def test_a_path_that_just_fits_is_served(socket_folder: Path) -> None:
     """It was refused for the length of the name that the socket has for a moment before."""
-    path = socket_folder / ("x" * (local_socket.LONGEST_PATH - len(str(socket_folder)) - 1))
+    path = socket_folder / ("x" * (unix_socket.LONGEST_PATH - len(str(socket_folder)) - 1))
     server = Server(lambda _: Response(), path=path)
     server.start()
     assert answered(path)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from edgesplit.plan import Row
-from edgesplit_partitioner.confirm import tensors_of, unconfirmed, with_losses, without
-from edgesplit_partitioner.costs import CodecCost, Costs, LayerCost, TensorCost
-from edgesplit_partitioner.loss import CodecLoss, SampleLoss, compared, halves, named_class, summed_up
+from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
+from edgesplit_partitioner.planner.loss_validation import tensors_of, unconfirmed, with_losses, without
+from edgesplit_partitioner.profiling.codec_loss import CodecLoss, SampleLoss, compared, halves, named_class, summed_up
 
 SCORES = np.array([[0.1, 0.7, 0.2]], np.float32)
 

@@ -7,9 +7,9 @@ import pytest
 
 from agent_world import LOCAL, REMOTE, Step, active
 from edgesplit.errors import InferenceFailed
-from edgesplit.release import TensorSpec
-from edgesplit_agent.active import ActiveRelease
-from edgesplit_agent.made_up import like_now, made_up_inputs
+from edgesplit.release.manifest import TensorSpec
+from edgesplit_agent.releases.loaded_release import ActiveRelease
+from edgesplit_agent.releases.synthetic_inputs import like_now, made_up_inputs
 
 
 def of(*specs: TensorSpec) -> ActiveRelease:

@@ -12,11 +12,17 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgesplit.errors import EdgeError, Interrupted, ModelRefused, UsageError
-from edgesplit.inputs import InputSpec, prepare
-from edgesplit_partitioner import measure
-from edgesplit_partitioner.graph import Layer, LayerGraph, Tensor
-from edgesplit_partitioner.measure import measure_input, measure_layers, measure_samples, run_child, stand_in_frame
-from edgesplit_partitioner.trace import LayerTime, layer_times
+from edgesplit.input_spec import InputSpec, prepare
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor
+from edgesplit_partitioner.profiling import layers as measure
+from edgesplit_partitioner.profiling.layers import (
+    measure_input,
+    measure_layers,
+    measure_samples,
+    run_child,
+    stand_in_frame,
+)
+from edgesplit_partitioner.profiling.ort_profile import LayerTime, layer_times
 
 SPEC = InputSpec(width=32, height=24, scale=1 / 255, tensor="x", tensor_width=8, tensor_height=8)
 

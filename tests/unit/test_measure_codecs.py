@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgesplit import codecs
 from edgesplit.errors import UsageError
-from edgesplit_partitioner.costs import TensorCost
-from edgesplit_partitioner.loss import compared, halves
-from edgesplit_partitioner.measure_codecs import CodecMeasures, measure_codecs, with_codecs
-from edgesplit_partitioner.onnx_model import prepare_model
+from edgesplit.release import boundary_codecs
+from edgesplit_partitioner.costs.model import TensorCost
+from edgesplit_partitioner.onnx_format.model import prepare_model
+from edgesplit_partitioner.profiling.codec_loss import compared, halves
+from edgesplit_partitioner.profiling.codecs import CodecMeasures, measure_codecs, with_codecs
 
 RNG = np.random.default_rng(11)
 
@@ -62,7 +62,7 @@ def test_losses_are_those_of_the_model_run_from_the_decoded_tensor() -> None:
     for codec, one in measured.tensors["x"].items():
         errors = []
         for sample in given:
-            back = codecs.decoded("x", codecs.encode("x", sample["x"], codec), sample["x"])
+            back = boundary_codecs.decoded("x", boundary_codecs.encode("x", sample["x"], codec), sample["x"])
             wanted, got = ({"y": session.run(None, {"x": x})[0]} for x in (sample["x"], back))
             errors.append(compared(got, wanted).error)
         for half, figures in zip(halves(5), (one.chosen, one.confirmed), strict=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit.release import Slice
-from edgesplit_partitioner.costs import Costs, LayerCost, TensorCost
-from edgesplit_partitioner.measure_slices import corrected, measure_slices, whole_factor
+from edgesplit.release.manifest import Slice
+from edgesplit_partitioner.costs.model import Costs, LayerCost, TensorCost
+from edgesplit_partitioner.profiling.ort_profile import LayerTime
+from edgesplit_partitioner.profiling.slices import corrected, measure_slices, whole_factor
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
-from edgesplit_partitioner.trace import LayerTime
 from unit import onnx_models as tiny
 
 

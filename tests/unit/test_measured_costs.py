@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edgesplit.inputs import FRAME
-from edgesplit_partitioner.costs import CodecCost, TensorCost, check_costs
-from edgesplit_partitioner.measured_costs import MOST, Group, Measured, Sent, alike, as_measured, bytes_sent
+from edgesplit.input_spec import FRAME
+from edgesplit_partitioner.costs.from_telemetry import MOST, Group, Measured, Sent, alike, as_measured, bytes_sent
+from edgesplit_partitioner.costs.model import CodecCost, TensorCost, check_costs
 from replan_world import DEVICE_S, LINK, costs_of
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgesplit import messages
 from edgesplit.errors import LinkError
-from edgesplit.messages import Fetched
-from edgesplit_agent.delivery import MetadataFetcher
-from edgesplit_agent.window import WATCH_S
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import Fetched
+from edgesplit_agent.control.fetch_window import WATCH_S
+from edgesplit_agent.control.fetcher import MetadataFetcher
 
 PATH = "metadata/timestamp.json"
 

@@ -11,9 +11,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.database import Database, Device, Model, TelemetryRow
-from edgesplit_controller.rolling import Rolling
-from edgesplit_controller.schema import bring_up_to_date, known_tables
+from edgesplit_controller.history.rollup import Rolling
+from edgesplit_controller.storage.database import Database, Device, Model, TelemetryRow
+from edgesplit_controller.storage.schema import bring_up_to_date, known_tables
 
 
 def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> None:

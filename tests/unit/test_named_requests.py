@@ -12,10 +12,10 @@ from typing import Any
 import anyio
 import pytest
 
-from edgesplit.seen import logs
-from edgesplit.seen.trace import TRACEPARENT, current
-from edgesplit_controller.api.hygiene import REQUEST_ID
-from edgesplit_controller.api.named import NamedRequests
+from edgesplit.observability import log_format
+from edgesplit.observability.trace_context import TRACEPARENT, current
+from edgesplit_controller.api.request_logging import NamedRequests
+from edgesplit_controller.api.security_headers import REQUEST_ID
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -25,7 +25,7 @@ def lines() -> Any:
     """What is logged, as a log store reads it."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    logs.equip(handler, "json")
+    log_format.equip(handler, "json")
     root = logging.getLogger("edgesplit_controller")
     before = root.level
     root.addHandler(handler)
@@ -40,7 +40,7 @@ def asked(method: str = "POST", path: str = "/v1/deployments", trace: str = "") 
     log = logging.getLogger("edgesplit_controller.test")
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        logs.note(operator="anna")
+        log_format.note(operator="anna")
         context = copy_context()
         worker = threading.Thread(target=lambda: context.run(log.info, "heavy work"))
         worker.start()
@@ -76,14 +76,14 @@ def test_what_only_reads_is_logged_quietly_and_no_path_writes_lines_of_its_own(l
 def test_subjects_are_those_of_the_innermost_about(lines: Any) -> None:
     """They end with it; `extra` of a single line goes before; outside nothing is noted."""
     log = logging.getLogger("edgesplit_controller.test")
-    logs.note(operator="nobody hears this")
-    with logs.about(rollout="7"):
-        with logs.about(device="cam-1"):
+    log_format.note(operator="nobody hears this")
+    with log_format.about(rollout="7"):
+        with log_format.about(device="cam-1"):
             log.info("in")
             log.info("other", extra={"device": "cam-2"})
         log.info("out")
     log.info("none")
-    told = [{name: line[name] for name in logs.SUBJECTS if name in line} for line in lines()]
+    told = [{name: line[name] for name in log_format.SUBJECTS if name in line} for line in lines()]
     assert told == [{"device": "cam-1", "rollout": "7"}, {"device": "cam-2", "rollout": "7"}, {"rollout": "7"}, {}]
 
 
@@ -91,20 +91,20 @@ def test_people_read_the_same_in_brackets() -> None:
     """And no name writes brackets of its own."""
     record = logging.LogRecord("edgesplit", logging.INFO, "", 0, "hello", (), None)
     record.operator, record.device = "an]na", "cam-1"
-    assert logs.TextLines().format(record).endswith("hello [operator=an?na device=cam-1]")
+    assert log_format.TextLines().format(record).endswith("hello [operator=an?na device=cam-1]")
 
 
 def test_an_agents_lines_are_about_its_device(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every thread; a line that is about another one says so."""
-    monkeypatch.setattr(logs, "_always", {})
-    logs.always(device="cam-1")
+    monkeypatch.setattr(log_format, "_always", {})
+    log_format.always(device="cam-1")
     log = logging.getLogger("edgesplit_controller.test")
     worker = threading.Thread(target=lambda: log.info("from a thread"))
     worker.start()
     worker.join()
-    with logs.about(device="cam-2"):
+    with log_format.about(device="cam-2"):
         log.info("about another")
     assert [line["device"] for line in lines()] == ["cam-1", "cam-2"]
     record = logging.LogRecord("edgesplit", logging.INFO, "", 0, "hello", (), None)
     record.device = "cam-1"
-    assert logs.TextLines().format(record).endswith("edgesplit: hello")
+    assert log_format.TextLines().format(record).endswith("edgesplit: hello")

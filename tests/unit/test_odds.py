@@ -8,9 +8,9 @@ import random
 import pytest
 
 from edgesplit.plan import Link
-from edgesplit_agent.link_meter import WIDEST, LinkMeter
-from edgesplit_agent.odds import Odds
-from edgesplit_agent.patience import NO_WORSE, haste_s
+from edgesplit_agent.policy.completion_time import Odds
+from edgesplit_agent.policy.hedge_timing import NO_WORSE, haste_s
+from edgesplit_agent.policy.link_estimator import WIDEST, LinkMeter
 
 LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
 

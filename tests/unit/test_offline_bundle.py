@@ -15,18 +15,18 @@ import pytest
 
 from bundle_world import BundleWorld
 from edgesplit.errors import EdgeError, Expired, LinkError, MalformedMessage, TrustError, UsageError
-from edgesplit.offline import INDEX, decode_index, statement_path
-from edgesplit.release import Statement
-from edgesplit.releases import open_release, stored_releases
-from edgesplit_agent.bundle import wish
-from edgesplit_agent.bundle.carrier import Carrier
-from edgesplit_agent.bundle.command import lines, take_here, verified
-from edgesplit_agent.bundle.source import FolderSource, open_bundle
-from edgesplit_agent.room import NoRoom
-from edgesplit_agent.updates import Taking
-from edgesplit_agent.work import Work
-from edgesplit_cli.bundle.making import Wish, check_target, make_bundle
-from edgesplit_cli.bundle.writing import sink
+from edgesplit.release.bundle_format import INDEX, decode_index, statement_path
+from edgesplit.release.manifest import Statement
+from edgesplit.release_store import open_release, stored_releases
+from edgesplit_agent.releases.disk_quota import NoRoom
+from edgesplit_agent.updates.actions import Work
+from edgesplit_agent.updates.bundle import request
+from edgesplit_agent.updates.bundle.command import lines, take_here, verified
+from edgesplit_agent.updates.bundle.fetcher import Carrier
+from edgesplit_agent.updates.bundle.reader import FolderSource, open_bundle
+from edgesplit_agent.updates.reconciler import Taking
+from edgesplit_provisioning.bundle.build import Wish, check_target, make_bundle
+from edgesplit_provisioning.bundle.writer import sink
 from trust_world import DAY
 from version_world import AgentRelease
 
@@ -439,7 +439,7 @@ def test_an_agent_at_rest_is_left_to_start_as_it_would(
     fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No start is counted, and what ran before is not forgotten, also where current.json is lost."""
-    monkeypatch.setattr("edgesplit_agent.bundle.command.at_rest", fleet.work)
+    monkeypatch.setattr("edgesplit_agent.updates.bundle.command.at_rest", fleet.work)
     first = fleet.deploy(1)
     folder, identity = fleet.device_folder()
     take_here(folder, identity, fleet.bundle(tmp_path / "stick"))
@@ -468,19 +468,19 @@ class FakeUpdater:
 def test_an_agent_that_runs_is_asked_by_a_file_in_its_own_folder(tmp_path: Path) -> None:
     """Once for each wish; the file stays until it came true or never will, so that a restart goes on."""
     file, updater = tmp_path / "bundle.json", FakeUpdater()
-    watch = wish.BundleWatch(file, updater)
+    watch = request.BundleWatch(file, updater)
     watch.look()
-    asked = wish.ask(file, tmp_path / "stick")
+    asked = request.ask(file, tmp_path / "stick")
     watch.look()
     watch.look()
     assert updater.asked == [(asked.number, str(tmp_path / "stick"))] and file.exists()
 
     restarted = FakeUpdater()
-    wish.BundleWatch(file, restarted).look()
+    request.BundleWatch(file, restarted).look()
     assert restarted.asked == updater.asked
 
     updater.taking = Taking(asked.number, "refused", "expired")
-    newer = wish.ask(file, tmp_path / "other")
+    newer = request.ask(file, tmp_path / "other")
     watch.look()
     assert updater.asked[-1][0] == newer.number and file.exists()
     updater.taking = Taking(newer.number, "taken")
@@ -492,4 +492,4 @@ def test_an_agent_that_runs_is_asked_by_a_file_in_its_own_folder(tmp_path: Path)
 def test_a_wish_that_is_none_is_passed_over(tmp_path: Path, raw: bytes) -> None:
     """Nothing is read by it."""
     (tmp_path / "bundle.json").write_bytes(raw)
-    assert wish.read(tmp_path / "bundle.json") is None
+    assert request.read(tmp_path / "bundle.json") is None

@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from edgesplit.errors import UsageError
-from edgesplit.identity import Credentials
+from edgesplit.trust.identity import Credentials
 from edgesplit_cli.main import cli
-from edgesplit_controller.ca import Authority
+from edgesplit_controller.pki.authority import Authority
 
 
 def written(data: Path, out: Path, *words: str) -> Path:

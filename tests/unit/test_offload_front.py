@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from agent_world import eventually
-from edgesplit import oip
-from edgesplit.client import Connection
-from edgesplit_controller.ca import Authority
+from edgesplit.client.client import Connection
+from edgesplit.oip import protocol as oip
+from edgesplit_controller.pki.authority import Authority
 from edgesplit_offload.server import OffloadServer
 from gated_offload import Answers, Gate, ask, error, outputs
 from handmade_release import CUT, MID, HandmadeRelease

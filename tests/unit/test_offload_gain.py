@@ -9,16 +9,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import Manifest, Slice, TensorSpec
+from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Runtime, Tensor, Tensors
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit.sealed import SliceInMemory, SliceSource
-from edgesplit_offload import gain
-from edgesplit_offload.gain import chosen, keeps_apart, measured, noise, stackable
-from edgesplit_offload.half import FarHalf
-from edgesplit_offload.memory import Memory
-from edgesplit_offload.rebatch import of_many, source_of_many
+from edgesplit_offload.models import batch_benefit
+from edgesplit_offload.models.batch_benefit import chosen, keeps_apart, measured, noise, stackable
+from edgesplit_offload.models.batch_graph import of_many, source_of_many
+from edgesplit_offload.models.remote_half import FarHalf
+from edgesplit_offload.models.slice_cache import Memory
 
 RNG = np.random.default_rng(3)
 X = TensorSpec("x", "FP32", (1, 8))
@@ -156,7 +156,9 @@ class Clock:
 
 def made_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight together take as long as one: nothing here depends on what this machine would measure."""
-    monkeypatch.setattr("edgesplit_offload.half.measured", lambda *_, **__: chosen({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}))
+    monkeypatch.setattr(
+        "edgesplit_offload.models.remote_half.measured", lambda *_, **__: chosen({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
+    )
 
 
 def test_where_it_gains_requests_share_runs_and_give_the_same_bits(
@@ -304,4 +306,4 @@ def test_measuring_stops_where_a_larger_stack_gains_nothing(per_request: float, 
     found = measured([X], runs, runs, clock, budget_s=600.0)  # type: ignore[arg-type]
     assert len(found.seconds) - 1 == sizes
     assert found.most == (32 if sizes == 5 else 1)
-    assert gain.SIZES[-1] == 32
+    assert batch_benefit.SIZES[-1] == 32

@@ -12,16 +12,17 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from edgesplit import oip
-from edgesplit.client import Connection, Reply
+from edgesplit.client.client import Connection, Reply
 from edgesplit.errors import Busy, Crowding, EdgeError, InferenceFailed, MalformedMessage, UsageError
-from edgesplit.release import Slice
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_offload import habits, hop
-from edgesplit_offload.elsewhere import Elsewhere
-from edgesplit_offload.half import FarHalf
-from edgesplit_offload.hop import Described, Failed, Leave, Link, Message, Ran, Run
-from edgesplit_offload.pace import Gain
+from edgesplit_offload.batching import ipc
+from edgesplit_offload.batching.ipc import Described, Failed, Leave, Link, Message, Ran, Run
+from edgesplit_offload.batching.remote_batcher import Elsewhere
+from edgesplit_offload.models.remote_half import FarHalf
+from edgesplit_offload.scheduling import arrivals
+from edgesplit_offload.scheduling.run_times import Gain
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CUT, MID, HandmadeRelease
 
@@ -173,7 +174,7 @@ def test_who_asks_again_and_again_is_known_to_the_process_that_gathers(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     """By its connection, whichever process reads it: others that share its runs may wait for it."""
-    monkeypatch.setattr(habits, "LONGEST_S", 60.0)
+    monkeypatch.setattr(arrivals, "LONGEST_S", 60.0)
     pair.link()
     with closing(Connection("127.0.0.1", getattr(pair, reader).port)) as connection:
         for _ in range(2):
@@ -197,8 +198,8 @@ def test_a_link_that_breaks_costs_a_second_run_and_no_answer(pair: Pair) -> None
 
 def test_a_process_that_hangs_holds_nobody_up_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is stopped takes what it is sent and says nothing: requests run here, and it is left alone."""
-    monkeypatch.setattr("edgesplit_offload.elsewhere.SILENT_S", 0.0)
-    monkeypatch.setattr("edgesplit_offload.elsewhere.SILENT_RUNS", 0.0)
+    monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_S", 0.0)
+    monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_RUNS", 0.0)
     ours, theirs = socket.socketpair()
     with theirs:  # whom nobody reads from
         pair.elsewhere.there(pair.half(pair.first).kind, ours)
@@ -274,8 +275,8 @@ def test_handing_over_must_be_worth_it(pair: Pair) -> None:
 def test_tensors_travel_as_they_are() -> None:
     """Types, shapes and bits; views of one body at the other end."""
     tensors = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": np.float32([[1.5]]), "c": np.zeros((0, 4), bool)}
-    told, buffers = hop.described(tensors)
-    found = hop.tensors_of(told, memoryview(b"".join(buffers)))
+    told, buffers = ipc.described(tensors)
+    found = ipc.tensors_of(told, memoryview(b"".join(buffers)))
     assert {name: (one.dtype, one.shape, one.tobytes()) for name, one in found.items()} == {
         name: (one.dtype, one.shape, one.tobytes()) for name, one in tensors.items()
     }
@@ -294,7 +295,7 @@ def test_tensors_travel_as_they_are() -> None:
 def test_tensors_that_do_not_fill_their_shape_are_refused(told: Described, body: bytes) -> None:
     """Whatever is said of them."""
     with pytest.raises(MalformedMessage):
-        hop.tensors_of([told], memoryview(body))
+        ipc.tensors_of([told], memoryview(body))
 
 
 def test_messages_arrive_in_order_whatever_their_size() -> None:
@@ -324,9 +325,9 @@ def test_a_link_whose_other_end_reads_nothing_is_given_up() -> None:
     ours, theirs = (Link(one) for one in socket.socketpair())
     ours.send(Leave(1), [memoryview(bytes(10_000_000))])
     ours.flush()
-    ours.look(monotonic() + hop.TAKEN_WITHIN_S / 2)
+    ours.look(monotonic() + ipc.TAKEN_WITHIN_S / 2)
     assert ours.is_stuck and not ours.is_over
-    ours.look(monotonic() + 2 * hop.TAKEN_WITHIN_S)
+    ours.look(monotonic() + 2 * ipc.TAKEN_WITHIN_S)
     assert ours.is_over and not ours.is_stuck
     assert list(theirs.received()) == [] and theirs.is_over
     for one in (ours, theirs):
@@ -348,7 +349,7 @@ def test_a_peer_that_speaks_nonsense_has_gone(spoilt: bytes) -> None:
 def test_errors_arrive_as_what_they_are(error: Exception) -> None:
     """With the time to come back; what is no error of ours is told by its kind alone."""
     error.retry_after_s = 3.0  # type: ignore[attr-defined]
-    found = hop.error_of(hop.failed(1, error))
+    found = ipc.error_of(ipc.failed(1, error))
     expected = type(error) if isinstance(error, EdgeError) else InferenceFailed
     assert type(found) is expected
     assert ("secret" in str(found)) is False

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from edgesplit_offload.loop import Loop
+from edgesplit_offload.frontend.event_loop import Loop
 
 PATIENCE_S = 20.0
 Start = Callable[..., Loop]

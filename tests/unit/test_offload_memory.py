@@ -9,7 +9,7 @@ import pytest
 
 from edgesplit.errors import Busy, ModelRefused
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_offload.memory import SESSION_BYTES, Key, Memory, Piece
+from edgesplit_offload.models.slice_cache import SESSION_BYTES, Key, Memory, Piece
 
 MB = 10**6
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit.runtime.setup import Setup
-from edgesplit_controller.offload_server import offload_command
+from edgesplit.runtime.options import Setup
+from edgesplit_controller.app.offload_process import offload_command
 from edgesplit_controller.settings import Settings
 from edgesplit_offload import options as given
 

@@ -11,9 +11,22 @@ import msgspec
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit_offload.rounds import ROUND_S, Rounds
-from edgesplit_offload.supervisor import Serving, Supervisor
-from edgesplit_offload.talk import GATHER, LINK, Alive, Answers, Ask, Message, Question, Ready, Seek, Talk, Told, Yours
+from edgesplit_offload.processes.fan_out import ROUND_S, Rounds
+from edgesplit_offload.processes.ipc import (
+    GATHER,
+    LINK,
+    Alive,
+    Answers,
+    Ask,
+    Message,
+    Question,
+    Ready,
+    Seek,
+    Talk,
+    Told,
+    Yours,
+)
+from edgesplit_offload.processes.supervisor import Serving, Supervisor
 
 
 class Peer:

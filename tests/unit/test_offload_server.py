@@ -22,13 +22,15 @@ import pytest
 import zstandard
 
 from agent_world import eventually
-from edgesplit import bodies, codecs, oip
-from edgesplit.bodies import UnknownCoding, decoded
-from edgesplit.client import Connection, Reply
+from edgesplit.client.client import Connection, Reply
 from edgesplit.errors import InferenceFailed, LinkError, MalformedMessage, TrustError
+from edgesplit.http1 import content_coding
+from edgesplit.http1.content_coding import UnknownCoding, decoded
 from edgesplit.limits import LIMITS
-from edgesplit_offload import shelf
-from edgesplit_offload.memory import Memory
+from edgesplit.oip import protocol as oip
+from edgesplit.release import boundary_codecs
+from edgesplit_offload.models import repository
+from edgesplit_offload.models.slice_cache import Memory
 from edgesplit_offload.server import OffloadServer
 from gated_offload import Gate, ask, error, outputs, post, soon
 from handmade_release import CODEC, CUT, DIGEST, LATER, LOCAL, MID, REMOTE, HandmadeRelease
@@ -80,7 +82,7 @@ def test_a_row_that_is_local_or_of_a_later_day_is_not_run(serving: Callable[...,
 def test_a_rows_codec_is_undone_before_its_slices_run(serving: Callable[..., OffloadServer]) -> None:
     """int8 with its companions gives the answer within a step; the same row takes the tensor raw; nothing else."""
     server = serving()
-    sent = codecs.encode("mid", MID, "int8")
+    sent = boundary_codecs.encode("mid", MID, "int8")
     assert outputs(ask(server, CODEC, **sent))["out"] == pytest.approx([2, 4, 6, 8], abs=8 / 255)
     assert outputs(ask(server, CODEC, mid=MID))["out"] == [2, 4, 6, 8]
     for spoilt in ({"mid": sent["mid"]}, {**sent, "mid": MID}, {"mid": MID.astype("float16")}):
@@ -137,7 +139,7 @@ def test_decompression_bombs_are_bounded(monkeypatch: pytest.MonkeyPatch, name: 
     """A body may grow to what an uncompressed one may have, and no further."""
     coding, body = bombs()[name]
     assert len(decoded(body, coding)) == 3_000_000
-    monkeypatch.setattr(bodies, "LIMITS", replace(LIMITS, http_body_bytes=2_999_999))
+    monkeypatch.setattr(content_coding, "LIMITS", replace(LIMITS, http_body_bytes=2_999_999))
     with pytest.raises(MalformedMessage, match="more than 2999999"):
         decoded(body, coding)
 
@@ -250,7 +252,7 @@ def test_bodies_at_a_time_are_bounded(
     serving: Callable[..., OffloadServer], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of one server together: beyond that 503 with Retry-After before a byte of it is read; then there is room."""
-    monkeypatch.setattr("edgesplit_offload.front.LIMITS", replace(LIMITS, http_bodies_bytes=10_000))
+    monkeypatch.setattr("edgesplit_offload.frontend.server.LIMITS", replace(LIMITS, http_bodies_bytes=10_000))
     server = serving(runtime=gate)
     gate.leave.clear()
     first = threading.Thread(target=ask, args=(server,))
@@ -291,7 +293,7 @@ def test_many_at_once_load_each_slice_once(serving: Callable[..., OffloadServer]
 def test_releases_are_let_go_when_there_are_too_many(release: HandmadeRelease, gate: Gate) -> None:
     """The one that was not used for longest goes; it is opened again when it is asked for."""
     opened: list[str] = []
-    own = shelf.Shelf(lambda digest: (opened.append(digest[:2]), release)[1], gate, Memory(), most_releases=2)
+    own = repository.Shelf(lambda digest: (opened.append(digest[:2]), release)[1], gate, Memory(), most_releases=2)
     for pair in ("aa", "bb", "aa", "cc", "aa", "bb"):
         own.model(oip.remote_name(pair * 32, "raspberrypi3b+", "cut-1"))
     assert opened == ["aa", "bb", "cc", "bb"]
@@ -308,7 +310,7 @@ def test_a_missing_release_folder_is_404(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> object:
-    from edgesplit_controller.ca import Authority
+    from edgesplit_controller.pki.authority import Authority
 
     return Authority(tmp_path_factory.mktemp("authority"))
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from edgesplit.errors import Busy, Crowding, DeadlineExceeded, InferenceFailed, LinkError
-from edgesplit_offload import turns as turns_module
-from edgesplit_offload.habits import Habit, Returning
-from edgesplit_offload.pace import Gain, Pace
-from edgesplit_offload.turns import Turns
-from edgesplit_offload.waiting import Job, Waiting
+from edgesplit_offload.scheduling import scheduler as turns_module
+from edgesplit_offload.scheduling.arrivals import Habit, Returning
+from edgesplit_offload.scheduling.queue import Job, Waiting
+from edgesplit_offload.scheduling.run_times import Gain, Pace
+from edgesplit_offload.scheduling.scheduler import Turns
 
 PATIENCE_S = 20.0
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import InferenceFailed, TrustError
-from edgesplit.release import Slice
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_offload.memory import Memory
-from edgesplit_offload.shelf import Shelf
-from edgesplit_offload.warming import TRIES, Warming
+from edgesplit_offload.models.repository import Shelf
+from edgesplit_offload.models.slice_cache import Memory
+from edgesplit_offload.models.warm_up import TRIES, Warming
 from handmade_release import CUT, DIGEST, HandmadeRelease
 
 OLD = "a" * 64

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from edgesplit import oip
 from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
-from edgesplit.release import TensorSpec
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import TensorSpec
 
 NUMBERS = [name for name in oip.DTYPES if name != "BYTES"]
 

@@ -13,10 +13,10 @@ import pytest
 from onnx import helper, numpy_helper
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit_partitioner import bundle
-from edgesplit_partitioner.measure import measure_layers, measure_samples
-from edgesplit_partitioner.model_file import prepare_model
-from edgesplit_partitioner.onnx_model import OnnxModel
+from edgesplit_partitioner.model_loader import prepare_model
+from edgesplit_partitioner.onnx_format import archive as bundle
+from edgesplit_partitioner.onnx_format.model import OnnxModel
+from edgesplit_partitioner.profiling.layers import measure_layers, measure_samples
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models as tiny
 

@@ -14,8 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit_partitioner import bundle, optimise
-from edgesplit_partitioner.onnx_model import prepare_model
+from edgesplit_partitioner.onnx_format import archive as bundle
+from edgesplit_partitioner.onnx_format import optimise
+from edgesplit_partitioner.onnx_format.model import prepare_model
 from unit import onnx_models as tiny
 
 
@@ -269,7 +270,7 @@ def test_a_smaller_limit_of_the_callers_holds() -> None:
     """Where the process may already use less address space than a model's child, the child takes that, and works."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
-        "from edgesplit_partitioner.onnx_model import prepare_model\n"
+        "from edgesplit_partitioner.onnx_format.model import prepare_model\n"
         "print(len(prepare_model(sys.stdin.buffer.read()).graph.layers))"
     )
     done = subprocess.run([sys.executable, "-c", code], input=tiny.chain(), capture_output=True, check=True)

@@ -7,9 +7,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit.inputs import FRAME, INPUT_LAYER, parse_input_spec
-from edgesplit_partitioner.graph import LayerGraph
-from edgesplit_partitioner.onnx_model import jpeg_bytes, prepare_model, with_input_layer
+from edgesplit.input_spec import FRAME, INPUT_LAYER, parse_input_spec
+from edgesplit_partitioner.ir.graph import LayerGraph
+from edgesplit_partitioner.onnx_format.model import jpeg_bytes, prepare_model, with_input_layer
 from unit import onnx_models as tiny
 
 

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.onnx_wire import SliceGraph, read_graph, read_pointer
+from edgesplit.release.onnx_graph import SliceGraph, read_graph, read_pointer
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models as tiny
 

@@ -12,12 +12,20 @@ import numpy as np
 import pytest
 
 from agent_world import eventually
-from edgesplit import oip
-from edgesplit.client import Connection
-from edgesplit.http1 import error_response
-from edgesplit.release import TensorSpec
-from edgesplit.remote import HOP_CAUSE_HEADER, HOP_HEADER, HOP_SERVER_HEADER
-from edgesplit_offload.onward import ALONE_FACTOR, LEAST_S, MARGIN_S, SMOOTHING, USUAL_FACTOR, Known, patience_s
+from edgesplit.client.client import Connection
+from edgesplit.http1.server import error_response
+from edgesplit.offload_client.pool import HOP_CAUSE_HEADER, HOP_HEADER, HOP_SERVER_HEADER
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import TensorSpec
+from edgesplit_offload.inference.gateway_relay import (
+    ALONE_FACTOR,
+    LEAST_S,
+    MARGIN_S,
+    SMOOTHING,
+    USUAL_FACTOR,
+    Known,
+    patience_s,
+)
 from gateway_world import (
     HEAD,
     OUT,

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit_controller import bearer
-from edgesplit_controller.callers import OWNER, Caller, Role
-from edgesplit_controller.database import Database
-from edgesplit_controller.operators import Operators, OperatorWish, caller_of
-from edgesplit_controller.refusals import Conflict, Forbidden, NotAllowed
-from edgesplit_controller.sessions import Sessions
+from edgesplit_controller.access import bearer_token
+from edgesplit_controller.access.operators import Operators, OperatorWish, caller_of
+from edgesplit_controller.access.sessions import Sessions
+from edgesplit_controller.caller import OWNER, Caller, Role
+from edgesplit_controller.errors import Conflict, Forbidden, NotAllowed
+from edgesplit_controller.storage.database import Database
 
 ALL = Caller(OWNER, Role.ADMIN)
 NOW = 1_800_000_000.0
@@ -142,8 +142,8 @@ def test_of_many_who_use_one_login_code_at_once_one_gets_in(operators: Operators
 
 def test_a_secret_is_found_by_scanners_and_checks_itself() -> None:
     """The grammar that docs/security.md gives to scanners; no two are alike."""
-    made = [bearer.make(kind) for kind in ("op", "code", "session") for _ in range(50)]
+    made = [bearer_token.make(kind) for kind in ("op", "code", "session") for _ in range(50)]
     assert len(set(made)) == 150
     for secret in made:
         found = re.fullmatch(r"edgesplit_(op|code|session)_([0-9A-Za-z]{43})([0-9A-Za-z]{6})", secret)
-        assert found and bearer.checksum(found[2]) == found[3]
+        assert found and bearer_token.checksum(found[2]) == found[3]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit.agent_release import AGENT
 from edgesplit.errors import TrustError
-from edgesplit.recut import check_recut
-from edgesplit.release import Statement, Wanted, decode_manifest
-from edgesplit_agent.updates import Activate, Commit, RollBack, Stage, Verify
-from edgesplit_agent.versions.shelf import Shelf
+from edgesplit.release.agent_release import AGENT
+from edgesplit.release.manifest import Statement, Wanted, decode_manifest
+from edgesplit.release.recut import check_recut
+from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit_agent.updates.reconciler import Activate, Commit, RollBack, Stage, Verify
 from power_world import HEALTH_S, Machine
 from version_world import AgentRelease, World, told
 

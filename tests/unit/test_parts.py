@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from edgesplit_cli.commands.fleet import not_well
-from edgesplit_controller.database import Behind, GatewayRow
-from edgesplit_controller.lease_tables import LeaseRow
-from edgesplit_controller.parts.looks import Look, Seen, broker_look, offload_look
-from edgesplit_controller.parts.noting import AGAIN_S, Noting
-from edgesplit_controller.parts.overview import DO, SILENT_S, Parts
+from edgesplit_controller.components.overview import DO, SILENT_S, Parts
+from edgesplit_controller.components.probes import Look, Seen, broker_look, offload_look
+from edgesplit_controller.components.recorder import AGAIN_S, Noting
+from edgesplit_controller.storage.database import Behind, GatewayRow
+from edgesplit_controller.storage.tables.leases import LeaseRow
 from fleet_world import STALE_S, World, telemetry
 
 

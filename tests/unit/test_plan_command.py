@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from edgesplit.device_profile import SHIPPED, load_profile
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
 from edgesplit.plan import Row
-from edgesplit.profiles import SHIPPED, load_profile
 from edgesplit_cli.commands.infer import array_in
-from edgesplit_cli.commands.limits import as_typed
+from edgesplit_cli.commands.options.plan_limits import as_typed
 from edgesplit_cli.commands.plan import links_between
 from edgesplit_cli.demo.run import alone_on
-from edgesplit_cli.local_model import arrays_in
+from edgesplit_cli.local.model import arrays_in
 from edgesplit_cli.main import main
-from edgesplit_cli.show import can_write
-from edgesplit_controller.registry import load_model
-from edgesplit_partitioner.build_costs import build_costs
-from edgesplit_partitioner.plan_picture import label, labels, line_colours, shortened
+from edgesplit_cli.output import can_write
+from edgesplit_controller.model_registry.registry import load_model
+from edgesplit_partitioner.costs.build import build_costs
+from edgesplit_partitioner.presentation.picture import label, labels, line_colours, shortened
 from unit import onnx_models as tiny
 from unit.test_explain import chain_costs
 
@@ -263,7 +263,7 @@ def test_a_registered_model_is_checked_as_it_was_pushed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its file, its input spec and its bindings come from the controller; they cannot be given again."""
-    monkeypatch.setattr("edgesplit_cli.local_model.Api.of", lambda data: Registered())
+    monkeypatch.setattr("edgesplit_cli.local.model.connect", lambda data: Registered())
     found = as_json(monkeypatch, capsys, "check", "door")
     assert found["model"] == "door@3" and found["cuts"][0]["sends"] == ["frame"] and found["fine"]
     assert edgectl(monkeypatch, "check", "door", "--bind", "batch=1") == 2
@@ -274,7 +274,7 @@ def test_a_registered_model_is_planned_from_the_controllers_costs(
 ) -> None:
     """Device profile and lossy codecs are asked for where they are needed; what is for files is refused."""
     controller = Registered()
-    monkeypatch.setattr("edgesplit_cli.commands.plan.Api.of", lambda data: controller)
+    monkeypatch.setattr("edgesplit_cli.commands.plan.connect", lambda data: controller)
     found = as_json(monkeypatch, capsys, "plan", "door", "--device", "raspberrypi4", "--allow-loss", "1%")
     assert found["model"] == "doorbell@1"
     assert controller.asked == {"device": "raspberrypi4", "tier": None, "lossy": True}
@@ -300,7 +300,8 @@ def test_a_profile_of_ones_own_was_unknown_to_the_controller(
             )
 
     controller = WithCosts()
-    monkeypatch.setattr("edgesplit_cli.api.Api.of", lambda data: controller)
+    monkeypatch.setattr("edgesplit_cli.local.model.connect", lambda data: controller)
+    monkeypatch.setattr("edgesplit_cli.commands.plan.connect", lambda data: controller)
     found = as_json(
         monkeypatch, capsys, "plan", "door", "--device", tmp_path / "mine.yaml",
         "--tier", f"edge={tmp_path / 'mine.yaml'}@100mbit/2ms",
@@ -420,7 +421,7 @@ def test_tables_fit_80_columns(
     costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No figure is broken in two in a terminal of 80 columns."""
-    monkeypatch.setattr("edgesplit_cli.planned.console", lambda: Console(width=80, highlight=False))
+    monkeypatch.setattr("edgesplit_cli.views.plan.console", lambda: Console(width=80, highlight=False))
     assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line[3:].startswith(("remote", "cut-", "local"))]
     assert rows

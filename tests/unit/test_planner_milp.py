@@ -15,8 +15,8 @@ from brute_force_limits import Trial, every_trial, keeps, random_instance
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Conditions, Link, latency_s, slowest_s
 from edgesplit_partitioner import Costs, load_costs, plan
-from edgesplit_partitioner.conflict import LimitsInConflict
-from edgesplit_partitioner.side_limits import Limits
+from edgesplit_partitioner.formulation.constraints import Limits
+from edgesplit_partitioner.milp.conflict import LimitsInConflict
 
 LINK = Link(up_bytes_per_s=1e4, down_bytes_per_s=1e6, rtt_s=0.0)
 LINKS = {"device-cloud": LINK}

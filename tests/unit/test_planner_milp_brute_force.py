@@ -16,10 +16,10 @@ import pytest
 
 from brute_force_limits import Instance, Trial, every_trial, keeps, random_instance
 from edgesplit.errors import InfeasibleLimits
-from edgesplit_partitioner.conflict import LimitsInConflict
-from edgesplit_partitioner.milp import solve
-from edgesplit_partitioner.side_limits import Limits
-from edgesplit_partitioner.tariffs import Assignment
+from edgesplit_partitioner.formulation.constraints import Limits
+from edgesplit_partitioner.formulation.cost_terms import Assignment
+from edgesplit_partitioner.milp.conflict import LimitsInConflict
+from edgesplit_partitioner.milp.solve import solve
 
 INSTANCES = int(os.environ.get("EDGESPLIT_INSTANCES", "500"))
 BATCHES = min(20, INSTANCES)

@@ -9,8 +9,8 @@ import pytest
 
 from edgesplit.limits import LIMITS
 from edgesplit_partitioner import load_costs, plan
-from edgesplit_partitioner.envelope import Line, explore, lower_envelope, thinned
-from edgesplit_partitioner.mincut import Charges, Network
+from edgesplit_partitioner.algorithms.lower_envelope import Line, explore, lower_envelope, thinned
+from edgesplit_partitioner.algorithms.mincut import Charges, Network
 
 
 def two_nodes() -> Network:

@@ -19,21 +19,30 @@ from onnx import TensorProto, helper, numpy_helper
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, Targets
 
-from edgesplit import oip
+from edgesplit.crypto.slice_encryption import seal_slice
 from edgesplit.errors import LinkError, MalformedMessage, TrustError
-from edgesplit.identity import load_or_make_key
-from edgesplit.inputs import parse_input_spec
-from edgesplit.messages import decode, encode
+from edgesplit.input_spec import parse_input_spec
+from edgesplit.mqtt.messages import decode, encode
+from edgesplit.oip import protocol as oip
 from edgesplit.plan import Row
-from edgesplit.release import AnatomyFile, Chunk, Compiled, Golden, Signature, Signed, TensorSpec, decode_manifest
-from edgesplit.releases import open_release, stored_releases, write_release
+from edgesplit.release.manifest import (
+    AnatomyFile,
+    Chunk,
+    Compiled,
+    Golden,
+    Signature,
+    Signed,
+    TensorSpec,
+    decode_manifest,
+)
+from edgesplit.release_store import open_release, stored_releases, write_release
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit.sealed import seal_slice
-from edgesplit.trust import TrustStore, recut_path, verify_release
-from edgesplit_controller.key_changes import KeyChange
-from edgesplit_controller.rotation import Rotation
+from edgesplit.trust.identity import load_or_make_key
+from edgesplit.trust.store import TrustStore, recut_path, verify_release
+from edgesplit_controller.tuf.key_change import KeyChange
+from edgesplit_controller.tuf.rotation import Rotation
+from edgesplit_offload.models.repository import Shelf
 from edgesplit_offload.server import releases_in
-from edgesplit_offload.shelf import Shelf
 from edgesplit_partitioner.slicing import CutSlice
 from recut_world import CLASS, Made, RecutWorld, made, plant
 from trust_world import DAY, DEVICE

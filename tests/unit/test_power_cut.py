@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit.durable import make_folders, sweep_parts, write_durably
+from edgesplit.atomic_files import make_folders, sweep_parts, write_durably
 from power_cut import Disk, How, Recorder, Told, after_cut, read_tree
 
 

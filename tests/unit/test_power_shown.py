@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgesplit import messages
 from edgesplit.errors import MalformedMessage
-from edgesplit.messages import PowerSeen, Telemetry, Window
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import PowerSeen, Telemetry, Window
 from edgesplit_agent.main import main
-from edgesplit_agent.power_watch import PowerWatch
-from edgesplit_agent.sensors import Readings
-from edgesplit_agent.stance import Wishes
-from edgesplit_cli.commands.devices import joules, power_line
+from edgesplit_agent.power.mode import Wishes
+from edgesplit_agent.power.monitor import PowerWatch
+from edgesplit_agent.power.sensors import Readings
+from edgesplit_cli.commands.device import joules, power_line
 
 
 def test_a_battery_and_a_budget_on_one_line() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edgesplit.profiles import DeviceProfile, list_profiles, load_profile
-from edgesplit_partitioner.graph import Layer, LayerGraph, OperatorClass, Tensor, Work
-from edgesplit_partitioner.predict import layer_s, operator_s, predict_joules, predict_layers
+from edgesplit.device_profile import DeviceProfile, list_profiles, load_profile
+from edgesplit_partitioner.costs.predict import layer_s, operator_s, predict_joules, predict_layers
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, Tensor, Work
 
 PI = load_profile("raspberrypi4")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit.names import device_name
-from edgesplit_controller.broker import CONTROLLERS
-from edgesplit_controller.database import Database
-from edgesplit_controller.processes import decode_settings, encode_settings, take_place
+from edgesplit.identifiers import device_name
+from edgesplit_controller.app.processes import decode_settings, encode_settings, take_place
+from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.settings import PROCESSES, Settings
+from edgesplit_controller.storage.database import Database
 
 
 def test_each_process_takes_the_lowest_number_that_is_free(database_url: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from edgesplit.device_profile import NAME, SHIPPED, list_profiles, load_profile, parse_profile
 from edgesplit.errors import UsageError
-from edgesplit.profiles import NAME, SHIPPED, list_profiles, load_profile, parse_profile
 
 PROMISED = ["generic-x86", "jetson-nano", "raspberrypi3b+", "raspberrypi4"]
 PROMISED += ["raspberrypi5", "jetson-orin-nano", "coral-usb-rpi4"]

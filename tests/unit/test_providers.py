@@ -15,11 +15,11 @@ import pytest
 
 from agent_world import eventually
 from edgesplit.errors import InferenceFailed, UsageError
-from edgesplit.providers import CPU, PROVIDERS, check_names, sift
-from edgesplit.release import Slice
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime.onnx import OnnxProgram, OnnxRuntime, Twin
-from edgesplit.runtime.setup import Setup
-from edgesplit_agent.worker import hosted as hosted_worker
+from edgesplit.runtime.options import Setup
+from edgesplit.runtime.providers import CPU, PROVIDERS, check_names, sift
+from edgesplit_agent.worker import supervised_host as hosted_worker
 from worker_world import SMALL, Shelf, X, Y, double, hosted, run, signal_worker
 
 ONE = Slice("s", "onnx", ("s",), (X,), (Y,))

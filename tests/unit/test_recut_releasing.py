@@ -9,13 +9,13 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
-from edgesplit.release import Manifest
-from edgesplit_controller import releasing as releasing_module
-from edgesplit_controller.content_keys import ContentKeys
-from edgesplit_controller.database import Model
-from edgesplit_controller.planning import Planning, Wish
-from edgesplit_controller.releasing import Releasing, fits, signature
-from edgesplit_controller.repository import Repository
+from edgesplit.release.manifest import Manifest
+from edgesplit_controller.planning.planner_service import Planning, Wish
+from edgesplit_controller.releases import build as releasing_module
+from edgesplit_controller.releases.build import Releasing, fits, signature
+from edgesplit_controller.releases.content_keys import ContentKeys
+from edgesplit_controller.storage.database import Model
+from edgesplit_controller.tuf.repository import Repository
 from unit import tflite_models
 from unit.registry_bench import Bench, a_model
 from unit.test_controller_parts import CountingMeasure

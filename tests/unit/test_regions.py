@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgesplit import oip
-from edgesplit.channel import Channel
 from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.http1.peer import Channel
 from edgesplit.limits import LIMITS
-from edgesplit.places import Place
-from edgesplit.regions import SEGMENT, Regions
-from edgesplit.segments import Segment
+from edgesplit.oip import protocol as oip
+from edgesplit.oip.shared_memory import Place
+from edgesplit.shared_memory.regions import SEGMENT, Regions
+from edgesplit.shared_memory.segment import Segment
 
 CONTENT = bytes(range(100)) * 10
 

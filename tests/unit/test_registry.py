@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from edgesplit.errors import ModelRefused, NotFound, UsageError
-from edgesplit.inputs import InputSpec
-from edgesplit_controller.blobs import BlobLost, BlobStore
-from edgesplit_controller.golden import golden_pairs
-from edgesplit_controller.refusals import Conflict
-from edgesplit_controller.registry import SAMPLES
-from edgesplit_partitioner.measure import stand_in_frame
+from edgesplit.input_spec import InputSpec
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.model_registry.golden import golden_pairs
+from edgesplit_controller.model_registry.registry import SAMPLES
+from edgesplit_controller.storage.blobs import BlobLost, BlobStore
+from edgesplit_partitioner.profiling.layers import stand_in_frame
 from unit.registry_bench import Bench, a_model, npz
 
 SPEC = "image/jpeg 64x48 rgb nchw scale=1/255"

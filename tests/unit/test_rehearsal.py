@@ -8,14 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from policy_replay import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from edgesplit.bandwidth_trace import PACKET_BYTES, UplinkTrace, read_uplink_trace, uplink_trace
 from edgesplit.plan import Link, Plan, Power, Row
-from edgesplit.uplink_trace import PACKET_BYTES, UplinkTrace, read_uplink_trace, uplink_trace
-from edgesplit_agent.choosing import DWELL_S
-from edgesplit_agent.rehearsal import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
-from edgesplit_agent.stance import Stance
+from edgesplit_agent.policy.row_selection import DWELL_S
+from edgesplit_agent.power.mode import Stance
 
 TRACES = sorted((Path(__file__).parents[2] / "bench" / "traces").glob("*.up"))
 LOCAL = Row(name="local", device=("a", "b"), device_s=0.3, device_joules=1.5)

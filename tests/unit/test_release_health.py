@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from edgesplit import messages
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped, UsageError
-from edgesplit.measured import ReleaseHealth
-from edgesplit.messages import Birth, ModelState, Reported, Telemetry
-from edgesplit.report import Report
-from edgesplit_agent.drift import MOST, Drift, drift_of, worst
-from edgesplit_agent.health import HealthLedger
-from edgesplit_controller.database import Database, Device
-from edgesplit_controller.devices import Devices
-from edgesplit_controller.evidence import evidence_of
-from edgesplit_controller.gates import Evidence
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import Birth, ModelState, Reported, Telemetry
+from edgesplit.mqtt.telemetry import ReleaseHealth
+from edgesplit.oip.report import Report
+from edgesplit_agent.releases.output_drift import MOST, Drift, drift_of, worst
+from edgesplit_agent.telemetry.release_health import HealthLedger
+from edgesplit_controller.fleet.devices import Devices
+from edgesplit_controller.rollout.gates import Evidence
+from edgesplit_controller.rollout.release_health import evidence_of
+from edgesplit_controller.storage.database import Database, Device
 from fleet_world import new_url
 from power_world import MODEL, Machine, Source, Tiny
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit import releases
+from edgesplit import release_store
 from edgesplit.errors import MalformedMessage, TrustError
-from edgesplit.release import release_digest
-from edgesplit.releases import Release, open_release, remove_release, stored_releases, write_release
+from edgesplit.release.manifest import release_digest
+from edgesplit.release_store import Release, open_release, remove_release, stored_releases, write_release
 from trust_world import World, sample_release
 
 RAW, CHUNKS = sample_release()
@@ -220,7 +220,7 @@ def operations(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop
             patch.setattr(os, name, counted(name))
         # a process that dies does not clean up after itself
         patch.setattr(
-            releases, "remove", lambda path: None if stop_at is not None and count == stop_at else REMOVE(path)
+            release_store, "remove", lambda path: None if stop_at is not None and count == stop_at else REMOVE(path)
         )
         try:
             call()
@@ -229,7 +229,7 @@ def operations(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop
     return count
 
 
-REMOVE = releases.remove
+REMOVE = release_store.remove
 
 
 def test_a_crash_at_any_step_leaves_whole_or_nothing(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from agent_world import eventually
-from edgesplit.remote import Ask, Call, Outcome, Remote, RemoteFailure
+from edgesplit.offload_client.pool import Ask, Call, Outcome, Remote, RemoteFailure
 
 BYTES = 64 << 20
 """More than the kernel takes on its way."""

@@ -14,15 +14,15 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from edgesplit import lifetime
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.inputs import parse_input_spec, prepare
-from edgesplit.trust import TrustStore
-from edgesplit_agent import folder as agent_folder
-from edgesplit_agent.folder import DataFolder
-from edgesplit_controller.ca import Authority
-from edgesplit_controller.repository import Repository
-from edgesplit_offload.revoked import Revoked
+from edgesplit.input_spec import parse_input_spec, prepare
+from edgesplit.process import lifecycle
+from edgesplit.trust.store import TrustStore
+from edgesplit_agent.state import data_folder as agent_folder
+from edgesplit_agent.state.data_folder import DataFolder
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.tuf.repository import Repository
+from edgesplit_offload.revocation import Revoked
 
 
 def test_a_restored_backup_is_believed_after_the_next_start(tmp_path: Path) -> None:
@@ -51,14 +51,14 @@ def test_a_parent_that_was_gone_before_it_could_be_asked_for_is_noticed() -> Non
     gone.wait()
 
     with pytest.raises(UsageError, match="ended already"):
-        lifetime.end_with_parent(gone.pid)
+        lifecycle.end_with_parent(gone.pid)
 
 
 def test_a_stop_signal_that_lands_while_its_event_is_locked_is_not_lost() -> None:
     """Setting an event inside the handler deadlocked when the main thread held the event's lock just then."""
     script = (
         "import threading, os, signal\n"
-        "from edgesplit.lifetime import on_stop_signals\n"
+        "from edgesplit.process.lifecycle import on_stop_signals\n"
         "stop = threading.Event()\n"
         "on_stop_signals(stop.set)\n"
         "with stop._cond:\n"
@@ -92,7 +92,7 @@ def test_a_full_disk_keeps_no_device_from_its_session(tmp_path: Path, monkeypatc
 
 SIGNALLED_ASIDE = """
 import signal, threading
-from edgesplit.lifetime import on_stop_signals, wait_until
+from edgesplit.process.lifecycle import on_stop_signals, wait_until
 stop = threading.Event()
 on_stop_signals(stop.set)
 aside = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)

@@ -66,7 +66,7 @@ class Controller:
 @pytest.fixture
 def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     made = Controller()
-    monkeypatch.setattr(replan.Api, "of", lambda _data: made)
+    monkeypatch.setattr(replan, "connect", lambda _data: made)
     return made
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit.messages import PhaseSeconds, SliceSeconds, Window
+from edgesplit.mqtt.messages import PhaseSeconds, SliceSeconds, Window
 from edgesplit.plan import Link
 from edgesplit_controller.replan.evidence import Told, believed, middle, read, voice
-from edgesplit_partitioner.costs import check_costs
-from edgesplit_partitioner.measured_costs import MOST, as_measured
+from edgesplit_partitioner.costs.from_telemetry import MOST, as_measured
+from edgesplit_partitioner.costs.model import check_costs
 from replan_world import LINK, MODEL, RELEASE, Fleet, costs_of, voices, world
 
 _, PLAN, LAYERS = world(costs_of(remote_part=0.6))

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from edgesplit.plan import Conditions, Link, Plan
+from edgesplit_controller.replan.decide import Doubt, Verdict, judge, lacking, wait_s
 from edgesplit_controller.replan.evidence import Moment, Told, believed, voice
 from edgesplit_controller.replan.pricing import MOST_MOMENTS, bills, fresh, halves, in_use, thinned
-from edgesplit_controller.replan.verdict import Doubt, Verdict, judge, lacking, wait_s
 from edgesplit_partitioner import plan as make_plan
-from edgesplit_partitioner.measured_costs import as_measured
+from edgesplit_partitioner.costs.from_telemetry import as_measured
 from replan_world import LINK, MODEL, RELEASE, Fleet, costs_of, voices, world
 
 DOUBT = Doubt(least_devices=3, observe_s=20.0)

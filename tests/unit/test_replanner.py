@@ -12,25 +12,17 @@ from sqlalchemy import delete, select
 
 from edgesplit.errors import InfeasibleLimits, NotFound, UsageError
 from edgesplit.links import parse_link
-from edgesplit.messages import SliceSeconds, Telemetry, Window
-from edgesplit.release import Manifest
-from edgesplit_controller.callers import asks
-from edgesplit_controller.database import (
-    Database,
-    Deployment,
-    Desired,
-    Device,
-    Event,
-    Release,
-    TelemetryRow,
-)
-from edgesplit_controller.gateways import Gateways
-from edgesplit_controller.planning import Wish
-from edgesplit_controller.refusals import Conflict
+from edgesplit.mqtt.messages import SliceSeconds, Telemetry, Window
+from edgesplit.release.manifest import Manifest
+from edgesplit_controller.caller import asks
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.fleet.gateways import Gateways
+from edgesplit_controller.planning.planner_service import Wish
 from edgesplit_controller.replan.policy import Policy, changed, effective
 from edgesplit_controller.replan.replanner import Replanner
-from edgesplit_controller.replan_tables import PolicyRow, ProposalRow
 from edgesplit_controller.rollout.engine import Made, Wanted
+from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Event, Release, TelemetryRow
+from edgesplit_controller.storage.tables.replan import PolicyRow, ProposalRow
 from edgesplit_partitioner import load_costs
 from unit.test_recut_releasing import CLASS, Maker
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgesplit.errors import LinkError, MalformedMessage
+from edgesplit.http1.response import Incoming, Known, Reply
 from edgesplit.limits import LIMITS
-from edgesplit.reply import Incoming, Known, Reply
 
 FIXED = b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 5\r\na: 2\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
@@ -19,24 +19,24 @@ def read(
     raw: bytes, size: int = 1 << 20, *, end: bool = False, known: Known | None = None
 ) -> tuple[Reply | None, Incoming]:
     """What comes of these bytes, `size` at a time."""
-    incoming, reply = Incoming(known=known), None
-    while raw and reply is None:
+    incoming, response = Incoming(known=known), None
+    while raw and response is None:
         buffer = incoming.buffer()
         count = min(size, len(buffer), len(raw))
         buffer[:count] = raw[:count]
         raw = raw[count:]
-        reply = incoming.received(count)
-    if reply is None and end:
-        reply = incoming.received(0)
-    return reply, incoming
+        response = incoming.received(count)
+    if response is None and end:
+        response = incoming.received(0)
+    return response, incoming
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
 @pytest.mark.parametrize("raw", [FIXED, CHUNKED, UNTIL_CLOSE, INTERIM], ids=["fixed", "chunked", "until close", "1xx"])
 def test_a_response_is_the_same_in_whatever_pieces_it_comes(raw: bytes, size: int) -> None:
     """Byte by byte or at once."""
-    reply, incoming = read(raw, size, end=raw is UNTIL_CLOSE)
-    assert reply is not None and bytes(reply.body) == b"hello" and reply.status == 200
+    response, incoming = read(raw, size, end=raw is UNTIL_CLOSE)
+    assert response is not None and bytes(response.body) == b"hello" and response.status == 200
     assert incoming.keep is (raw is not UNTIL_CLOSE)
 
 
@@ -65,38 +65,38 @@ def test_a_known_response_that_is_cut_short_or_too_long_is_no_other() -> None:
     _, incoming = read(FIXED)
     with pytest.raises(LinkError):
         read(FIXED[:-1], end=True, known=incoming.known)
-    reply, after = read(FIXED + b"x", known=incoming.known)
-    assert reply is not None and bytes(reply.body) == b"hello" and not after.keep
+    response, after = read(FIXED + b"x", known=incoming.known)
+    assert response is not None and bytes(response.body) == b"hello" and not after.keep
 
 
 def test_headers_are_lower_case_and_joined() -> None:
     """One that is there twice has both values."""
-    reply, _ = read(FIXED)
-    assert reply is not None and reply.headers["a"] == "1, 2"
+    response, _ = read(FIXED)
+    assert response is not None and response.headers["a"] == "1, 2"
 
 
 def test_a_response_without_a_body_is_whole_at_its_head() -> None:
     """204, and a length of zero."""
     for raw in (EMPTY, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
-        reply, incoming = read(raw)
-        assert reply is not None and not len(reply.body) and incoming.keep
+        response, incoming = read(raw)
+        assert response is not None and not len(response.body) and incoming.keep
 
 
 @pytest.mark.parametrize("raw", [FIXED, CHUNKED, EMPTY])
 def test_what_follows_a_response_spoils_the_connection(raw: bytes) -> None:
     """The reply counts; the bytes behind it are nobody's, so nothing else may be read from there."""
-    reply, incoming = read(raw + FIXED)
-    assert reply is not None and bytes(reply.body) in (b"hello", b"")
+    response, incoming = read(raw + FIXED)
+    assert response is not None and bytes(response.body) in (b"hello", b"")
     assert not incoming.keep
-    assert reply.headers.get("a") == ("1, 2" if raw is FIXED else None)
+    assert response.headers.get("a") == ("1, 2" if raw is FIXED else None)
 
 
 @pytest.mark.parametrize("raw", [FIXED, CHUNKED, INTERIM])
 def test_every_prefix_of_a_response_is_none(raw: bytes) -> None:
     """Cut at any byte: the connection was lost, nothing was answered."""
     for cut in range(len(raw)):
-        reply, incoming = read(raw[:cut])
-        assert reply is None
+        response, incoming = read(raw[:cut])
+        assert response is None
         with pytest.raises(LinkError):
             incoming.received(0)
 
@@ -121,8 +121,8 @@ def test_an_endless_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a server that tells no length."""
     from dataclasses import replace
 
-    from edgesplit import reply
+    from edgesplit.http1 import response
 
-    monkeypatch.setattr(reply, "LIMITS", replace(LIMITS, http_body_bytes=100))
+    monkeypatch.setattr(response, "LIMITS", replace(LIMITS, http_body_bytes=100))
     with pytest.raises(MalformedMessage):
         read(UNTIL_CLOSE + b"x" * 200)

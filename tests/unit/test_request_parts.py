@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgesplit.report import Report
-from edgesplit_agent.endpoint import parts_of
+from edgesplit.oip.report import Report
+from edgesplit_agent.serving.http_endpoint import parts_of
 
 
 def test_parts_are_never_more_than_the_whole_when_device_and_cloud_race() -> None:

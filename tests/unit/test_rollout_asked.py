@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.rollout.asked import (
+from edgesplit_controller.rollout.request import (
     Asked,
     parse_at,
     parse_duration,

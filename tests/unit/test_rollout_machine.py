@@ -20,11 +20,11 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import select
 
-from edgesplit_controller.database import Desired
-from edgesplit_controller.refusals import Conflict
+from edgesplit_controller.errors import Conflict
 from edgesplit_controller.rollout.commands import VERBS, Verb
 from edgesplit_controller.rollout.states import ON_THE_WAY
 from edgesplit_controller.rollout.terms import Portion
+from edgesplit_controller.storage.database import Desired
 from rollout_world import BAD, NEW, NEWER, OLD, World
 
 EXAMPLES = int(os.environ.get("EDGESPLIT_ROLLOUT_EXAMPLES", "6"))

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from edgesplit import messages
 from edgesplit.errors import NotFound, UsageError
-from edgesplit_controller.database import Event
-from edgesplit_controller.refusals import Conflict
-from edgesplit_controller.rollout import engine, steps, store
-from edgesplit_controller.rollout.asked import PLAIN
-from edgesplit_controller.rollout.counting import counting
+from edgesplit.mqtt import messages
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.rollout import decide, engine, store
+from edgesplit_controller.rollout.metrics import counting
+from edgesplit_controller.rollout.request import PLAIN
 from edgesplit_controller.rollout.states import MEMBER_STATES, Member
+from edgesplit_controller.storage.database import Event
 from rollout_world import BAD, NEW, NEWER, OLD, World
 
 
@@ -505,7 +505,7 @@ def test_devices_that_fetch_at_once_are_bounded_and_silent_ones_hold_up_nobody(
 ) -> None:
     """Ten thousand were told within a minute, and each waited for what all others had asked for: 260 a minute came
     through. The next are told as those before have done; who was told a minute ago counts no longer."""
-    monkeypatch.setattr(steps, "MOST_FETCHING", 10)
+    monkeypatch.setattr(decide, "MOST_FETCHING", 10)
     world.enrol(*fleet(40))
     silent = fleet(40)[::4]
     for name in silent:
@@ -524,7 +524,7 @@ def test_devices_that_fetch_at_once_are_bounded_and_silent_ones_hold_up_nobody(
 
 def test_devices_that_are_not_here_take_nobodys_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fleet that is switched off is told within some looks what it shall run when it comes back."""
-    monkeypatch.setattr(steps, "MOST_FETCHING", 5)
+    monkeypatch.setattr(decide, "MOST_FETCHING", 5)
     world.enrol(*fleet(20))
     world.devices.hear([(name, messages.Death(1)) for name in fleet(20)])
     world.deploy(NEW)

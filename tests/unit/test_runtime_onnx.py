@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from edgesplit.errors import InferenceFailed, ModelRefused, UsageError
-from edgesplit.inputs import FRAME, parse_input_spec
-from edgesplit.release import Slice, TensorSpec
-from edgesplit.runtime.input import InputProgram
-from edgesplit.runtime.load import load_slices
+from edgesplit.input_spec import FRAME, parse_input_spec
+from edgesplit.release.manifest import Slice, TensorSpec
+from edgesplit.runtime.input_decoder import InputProgram
+from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models as tiny
@@ -100,7 +100,7 @@ def test_the_engine_reports_nothing_to_its_maker(whole: Slice, tmp_path: Path) -
     (tmp_path / "slice.json").write_bytes(msgspec.json.encode(whole))
     script = (
         "import pathlib, sys, msgspec\n"
-        "from edgesplit.release import Slice\n"
+        "from edgesplit.release.manifest import Slice\n"
         "from edgesplit.runtime.onnx import OnnxRuntime\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "OnnxRuntime().load(msgspec.json.decode((folder / 'slice.json').read_bytes(), type=Slice), folder)\n"

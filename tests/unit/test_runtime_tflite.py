@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from edgesplit.errors import InferenceFailed, ModelRefused
-from edgesplit.release import Slice
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import tflite
-from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit.runtime.dispatch import EngineByFormat
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit.runtime.tflite import LiteRtRuntime
-from edgesplit_partitioner.prepared import whole_slice
+from edgesplit_partitioner.ir.prepared_model import whole_slice
 from unit import tflite_models
 
 

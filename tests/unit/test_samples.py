@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
-from edgesplit.inputs import InputSpec, parse_input_spec
-from edgesplit_cli.api import Api
-from edgesplit_cli.commands.models import send_samples
-from edgesplit_cli.local_model import read_samples
+from edgesplit.input_spec import InputSpec, parse_input_spec
+from edgesplit_cli.commands.model import send_samples
+from edgesplit_cli.local.model import read_samples
 
 SPEC = msgspec.structs.replace(parse_input_spec("image/jpeg 16x16"), tensor="x", tensor_width=16, tensor_height=16)
 
 
-class Posted(Api):
+class Posted(ControllerClient):
     """A controller that knows one model and keeps what is posted."""
 
     def __init__(self, spec: InputSpec | None) -> None:

@@ -18,33 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgesplit.errors import EdgeError, MalformedMessage, TrustError, UsageError
-from edgesplit.identity import certificate_request
-from edgesplit.key_file import write_keys
-from edgesplit.limits import LIMITS
-from edgesplit.release import (
-    TAG_BYTES,
-    Golden,
-    Manifest,
-    Sealed,
-    Slice,
-    SliceFile,
-    decode_manifest,
-    encode_manifest,
-    release_digest,
-)
-from edgesplit.releases import Release, open_release, write_release
-from edgesplit.sealed import (
-    ContentKey,
-    SliceInMemory,
-    golden_chunks,
-    needed_keys,
-    open_slice,
-    seal_golden,
-    seal_slice,
-    slice_key,
-)
-from edgesplit.wrapping import (
+from edgesplit.crypto.key_file import write_keys
+from edgesplit.crypto.key_wrapping import (
     check_introduction,
     decode_ring,
     fitting,
@@ -55,6 +30,31 @@ from edgesplit.wrapping import (
     unwrap,
     wrap,
 )
+from edgesplit.crypto.slice_encryption import (
+    ContentKey,
+    SliceInMemory,
+    golden_chunks,
+    needed_keys,
+    open_slice,
+    seal_golden,
+    seal_slice,
+    slice_key,
+)
+from edgesplit.errors import EdgeError, MalformedMessage, TrustError, UsageError
+from edgesplit.limits import LIMITS
+from edgesplit.release.manifest import (
+    TAG_BYTES,
+    Golden,
+    Manifest,
+    Sealed,
+    Slice,
+    SliceFile,
+    decode_manifest,
+    encode_manifest,
+    release_digest,
+)
+from edgesplit.release_store import Release, open_release, write_release
+from edgesplit.trust.identity import certificate_request
 from edgesplit_offload.server import releases_in
 from trust_world import World, chunk_of, sample_release, slice_of
 

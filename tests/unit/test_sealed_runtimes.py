@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from edgesplit.crypto.slice_encryption import SliceInMemory, open_slice, seal_slice, slice_key
 from edgesplit.errors import ModelRefused
-from edgesplit.release import Slice, SliceFile, TensorSpec
+from edgesplit.release.manifest import Slice, SliceFile, TensorSpec
 from edgesplit.runtime import Tensor, tflite
-from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit.runtime.load import load_slice
+from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.loader import load_slice
 from edgesplit.runtime.onnx import GRAPH, WEIGHTS, OnnxRuntime
-from edgesplit.runtime.onnx_weights import weights_outside
-from edgesplit.runtime.setup import Optimise
+from edgesplit.runtime.onnx_external_data import weights_outside
+from edgesplit.runtime.options import Optimise
 from edgesplit.runtime.tflite import LiteRtRuntime
-from edgesplit.sealed import SliceInMemory, open_slice, seal_slice, slice_key
-from edgesplit_partitioner.chunks import slice_file
-from edgesplit_partitioner.prepared import whole_slice
+from edgesplit_partitioner.ir.chunking import slice_file
+from edgesplit_partitioner.ir.prepared_model import whole_slice
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models, tflite_models
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import MalformedMessage, UsageError
-from edgesplit.seen import families, reference
-from edgesplit.seen.exposition import metrics_response, rendered
-from edgesplit.seen.families import FAMILIES, Family
-from edgesplit.seen.histogram import SECONDS, Histogram, quantile
-from edgesplit.seen.ledger import OTHER, Entry, Ledger, Series, gauge, packed, summed, unpacked
-from edgesplit.seen.listener import metrics_server, parse_address
-from edgesplit.seen.timeline import LONGEST_S, SERVER_PHASES, Timeline, read_server_timing, server_timing
-from edgesplit_offload.totals import Totals, told
+from edgesplit.observability import metrics, metrics_reference
+from edgesplit.observability.histogram import SECONDS, Histogram, quantile
+from edgesplit.observability.metrics import FAMILIES, Family
+from edgesplit.observability.metrics_server import metrics_server, parse_address
+from edgesplit.observability.phases import LONGEST_S, SERVER_PHASES, Timeline, read_server_timing, server_timing
+from edgesplit.observability.prometheus import metrics_response, rendered
+from edgesplit.observability.registry import OTHER, Entry, Ledger, Series, gauge, packed, summed, unpacked
+from edgesplit_offload.processes.metric_totals import Totals, told
 from seen_world import asked, samples, value
 
 REPOSITORY = Path(__file__).parents[2]
@@ -39,8 +39,9 @@ def test_a_metric_is_named_as_prometheus_asks(family: Family) -> None:
 
 
 def test_the_page_of_metrics_is_the_codes() -> None:
-    """docs/metrics.md lists what there is: make it anew by `python -m edgesplit.seen.reference > docs/metrics.md`."""
-    assert (REPOSITORY / "docs/metrics.md").read_text(encoding="utf-8") == reference.page()
+    """docs/metrics.md lists what there is: make it anew by `python -m edgesplit.observability.metrics_reference >
+    docs/metrics.md`."""
+    assert (REPOSITORY / "docs/metrics.md").read_text(encoding="utf-8") == metrics_reference.page()
 
 
 @given(st.lists(times))
@@ -78,8 +79,8 @@ def test_what_is_counted_together_is_the_same_as_one_by_one(happened: list[tuple
     """Counters and histograms, whatever came in which order."""
     forms = {
         name: (
-            (families.OFFLOAD_REQUESTS, (name, "row", "answered")), (families.OFFLOAD_REQUEST_S, (name, "row")),
-            (families.OFFLOAD_BATCH, (name,)),
+            (metrics.OFFLOAD_REQUESTS, (name, "row", "answered")), (metrics.OFFLOAD_REQUEST_S, (name, "row")),
+            (metrics.OFFLOAD_BATCH, (name,)),
         )
         for name in "ab"
     }  # fmt: skip
@@ -103,8 +104,8 @@ def test_what_many_threads_count_is_counted() -> None:
         for _ in range(500):
             ledger.record(
                 (
-                    (families.OFFLOAD_REQUESTS, ("m@1", "cut-1", "answered"), 1.0),
-                    (families.OFFLOAD_REQUEST_S, ("m@1", "cut-1"), 0.004),
+                    (metrics.OFFLOAD_REQUESTS, ("m@1", "cut-1", "answered"), 1.0),
+                    (metrics.OFFLOAD_REQUEST_S, ("m@1", "cut-1"), 0.004),
                 )
             )
 
@@ -128,7 +129,7 @@ def test_whatever_a_label_holds_the_page_can_be_read(names: list[str]) -> None:
     """Quotes, line breaks, braces and other alphabets come back as they went in."""
     ledger = Ledger()
     for name in names:
-        ledger.count(families.AGENT_UP_BYTES, name, by=1.0)
+        ledger.count(metrics.AGENT_UP_BYTES, name, by=1.0)
     found = samples(rendered(ledger.series()))
     for name in set(names):
         assert value(found, "edgesplit_agent_up_bytes_total", model=name) == names.count(name)
@@ -138,8 +139,8 @@ def test_series_are_bounded_whatever_names_come() -> None:
     """Beyond the bound they are counted together, and none is lost."""
     ledger = Ledger(most_series=10)
     for number in range(1000):
-        ledger.count(families.AGENT_REQUESTS, f"model-{number}@1", "local", "answered")
-        ledger.observe(families.AGENT_REQUEST_S, f"model-{number}@1", "local", value=0.1)
+        ledger.count(metrics.AGENT_REQUESTS, f"model-{number}@1", "local", "answered")
+        ledger.observe(metrics.AGENT_REQUEST_S, f"model-{number}@1", "local", value=0.1)
     series = ledger.series()
     assert len(series) == 2 * 11
     others = {one.family: one for one in series if OTHER in one.labels}
@@ -152,9 +153,9 @@ def test_processes_are_summed_by_the_kind_of_what_they_count() -> None:
     one, other = Ledger(), Ledger()
     for ledger, count in ((one, 3), (other, 4)):
         for _ in range(count):
-            ledger.count(families.OFFLOAD_SENT, "m@1", by=10)
-            ledger.observe(families.OFFLOAD_BATCH, "m@1", value=2)
-    load, running = families.OFFLOAD_LOAD, families.OFFLOAD_RUNNING
+            ledger.count(metrics.OFFLOAD_SENT, "m@1", by=10)
+            ledger.observe(metrics.OFFLOAD_BATCH, "m@1", value=2)
+    load, running = metrics.OFFLOAD_LOAD, metrics.OFFLOAD_RUNNING
     processes = [
         [*one.series(), gauge(load, 1.5), gauge(running, 1)],
         [*other.series(), gauge(load, 1.2), gauge(running, 2)],
@@ -168,9 +169,9 @@ def test_processes_are_summed_by_the_kind_of_what_they_count() -> None:
 
 def _told(mark: str, sent: int, running: int) -> list[Any]:
     ledger = Ledger()
-    ledger.count(families.OFFLOAD_SENT, "m@1", by=sent)
-    ledger.observe(families.OFFLOAD_BATCH, "m@1", value=2)
-    return told(mark, [*ledger.series(), gauge(families.OFFLOAD_RUNNING, running)])
+    ledger.count(metrics.OFFLOAD_SENT, "m@1", by=sent)
+    ledger.observe(metrics.OFFLOAD_BATCH, "m@1", value=2)
+    return told(mark, [*ledger.series(), gauge(metrics.OFFLOAD_RUNNING, running)])
 
 
 def _sums(totals: Totals, *answers: list[Any]) -> tuple[float, float, float]:
@@ -254,7 +255,7 @@ def test_a_phase_that_fails_took_its_time_too() -> None:
 def test_the_port_for_prometheus_has_that_page_and_nothing_else() -> None:
     """No model can be asked there, and nothing changed."""
     ledger = Ledger()
-    ledger.count(families.OFFLOAD_SENT, "m@1", by=5)
+    ledger.count(metrics.OFFLOAD_SENT, "m@1", by=5)
     server = metrics_server(("127.0.0.1", 0), lambda: metrics_response(ledger.series()))
     server.start()
     try:
@@ -288,10 +289,10 @@ def test_what_is_noted_is_seen_by_whoever_reads_and_what_cannot_be_counted_costs
     ledger = Ledger()
 
     def breaks() -> Iterator[Entry]:
-        yield families.OFFLOAD_REQUESTS, ("m", "r", "answered"), 1.0
+        yield metrics.OFFLOAD_REQUESTS, ("m", "r", "answered"), 1.0
         raise ZeroDivisionError
 
     ledger.record(breaks())
-    ledger.count(families.OFFLOAD_REQUESTS, "m", "r", "answered")
+    ledger.count(metrics.OFFLOAD_REQUESTS, "m", "r", "answered")
     (series,) = ledger.series()
     assert series.value == 2.0

@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 
 from agent_world import CUT, INPUT, LINK, LOCAL, active, unavailable, world
-from edgesplit import messages, oip
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, InferenceFailed, LinkError, UsageError
-from edgesplit.http1 import Request, Response
+from edgesplit.http1.server import Request, Response
 from edgesplit.limits import LIMITS
-from edgesplit.messages import PhaseSeconds, Telemetry, Window
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import PhaseSeconds, Telemetry, Window
+from edgesplit.observability.prometheus import rendered
+from edgesplit.oip import protocol as oip
+from edgesplit.oip.report import PHASES, Report, from_parameters, phases, to_parameters
 from edgesplit.plan import Conditions
-from edgesplit.report import PHASES, Report, from_parameters, phases, to_parameters
-from edgesplit.seen.exposition import rendered
-from edgesplit_agent.endpoint import Endpoint
-from edgesplit_agent.engine import Answer
 from edgesplit_agent.main import _parser as parser
-from edgesplit_agent.metrics import RequestMetrics, outcome, power, readings
-from edgesplit_agent.sensors import Readings
-from edgesplit_agent.telemetry import Windows, fitting, telemetry
-from edgesplit_offload.visits import outcome as server_outcome
+from edgesplit_agent.power.sensors import Readings
+from edgesplit_agent.serving.engine import Answer
+from edgesplit_agent.serving.http_endpoint import Endpoint
+from edgesplit_agent.serving.metrics import RequestMetrics, outcome, power, readings
+from edgesplit_agent.telemetry.windows import Windows, fitting, telemetry
+from edgesplit_offload.observability.request_metrics import outcome as server_outcome
 from handmade_release import CUT as HANDMADE_CUT
 from handmade_release import DIGEST, MID
 from seen_world import INPUTS, MODEL, NO_HEDGE, asked, both_sides, samples, value

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit.seen import logs, trace
-from edgesplit.seen.trace import TraceContext
+from edgesplit.observability import log_format, trace_context
+from edgesplit.observability.trace_context import TraceContext
 
 ID, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{ID}-{SPAN}-01"
@@ -31,7 +31,7 @@ GOOD = f"00-{ID}-{SPAN}-01"
 )
 def test_a_context_that_the_recommendation_allows_is_read(header: str, sampled: bool) -> None:
     """Also one of a later version, of which only what this version knows is read (section 3.2.4)."""
-    assert trace.parse(header) == TraceContext(ID, SPAN, sampled)
+    assert trace_context.parse(header) == TraceContext(ID, SPAN, sampled)
 
 
 @pytest.mark.parametrize(
@@ -57,39 +57,41 @@ def test_a_context_that_the_recommendation_allows_is_read(header: str, sampled: 
 )
 def test_anything_else_is_as_if_it_were_not_there(header: str) -> None:
     """Nothing of it is passed on."""
-    assert trace.parse(header) is None
-    assert trace.given({"traceparent": header}) is None
+    assert trace_context.parse(header) is None
+    assert trace_context.given({"traceparent": header}) is None
 
 
 @given(st.one_of(st.text(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{30,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.{0,3}")), st.text())
 def test_no_header_gets_through_but_as_a_correct_one(header: str, state: str) -> None:
     """Whatever came, what is sent on is short, printable and parses to the same."""
-    context = trace.parse(header, state)
+    context = trace_context.parse(header, state)
     if context is None:
         return
     sent = context.headers()
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[01]", sent["traceparent"])
     assert re.fullmatch(r"[\x20-\x7e]{0,512}", sent.get("tracestate", ""))
-    assert trace.parse(sent["traceparent"], sent.get("tracestate", "")) == context
+    assert trace_context.parse(sent["traceparent"], sent.get("tracestate", "")) == context
 
 
 def test_the_vendors_state_is_passed_on_unless_it_is_too_long() -> None:
     """The trace goes on without a state that nobody could forward."""
-    assert trace.parse(GOOD, "vendor=1,other=t61rcWkgMzE") == TraceContext(ID, SPAN, True, "vendor=1,other=t61rcWkgMzE")
-    assert trace.parse(GOOD, "a=" + "x" * 600) == TraceContext(ID, SPAN, True)
-    assert trace.parse(GOOD, "a=1\r\nhost: evil") == TraceContext(ID, SPAN, True)
+    assert trace_context.parse(GOOD, "vendor=1,other=t61rcWkgMzE") == TraceContext(
+        ID, SPAN, True, "vendor=1,other=t61rcWkgMzE"
+    )
+    assert trace_context.parse(GOOD, "a=" + "x" * 600) == TraceContext(ID, SPAN, True)
+    assert trace_context.parse(GOOD, "a=1\r\nhost: evil") == TraceContext(ID, SPAN, True)
 
 
 def test_what_a_thread_sends_is_the_child_of_the_request_it_works_for() -> None:
     """Of no other thread's, and of none when it is done."""
     context = TraceContext(ID, SPAN, True)
     elsewhere: list[dict[str, str]] = []
-    with trace.working_for(context, "r1"):
-        assert trace.outgoing() == {"traceparent": GOOD} and trace.current().request_id == "r1"
-        thread = threading.Thread(target=lambda: elsewhere.append(trace.outgoing()))
+    with trace_context.working_for(context, "r1"):
+        assert trace_context.outgoing() == {"traceparent": GOOD} and trace_context.current().request_id == "r1"
+        thread = threading.Thread(target=lambda: elsewhere.append(trace_context.outgoing()))
         thread.start()
         thread.join()
-    assert trace.outgoing() == {} and elsewhere == [{}]
+    assert trace_context.outgoing() == {} and elsewhere == [{}]
 
 
 @pytest.fixture
@@ -105,8 +107,8 @@ def written() -> tuple[logging.Logger, io.StringIO, logging.Handler]:
 def test_a_json_line_names_trace_and_request(written: tuple[logging.Logger, io.StringIO, logging.Handler]) -> None:
     """One object a line, also with an exception and a message of several lines in it."""
     logger, stream, handler = written
-    logs.equip(handler, "json")
-    with trace.working_for(TraceContext(ID, SPAN, True), "frame-7"):
+    log_format.equip(handler, "json")
+    with trace_context.working_for(TraceContext(ID, SPAN, True), "frame-7"):
         logger.warning("two\nlines %s", '"')
     try:
         raise ValueError("no")
@@ -123,8 +125,8 @@ def test_a_text_line_names_them_too_and_no_id_writes_lines_of_its_own(
 ) -> None:
     """A request's id is its client's."""
     logger, stream, handler = written
-    logs.equip(handler, "text")
-    with trace.working_for(TraceContext(ID, SPAN, True), "x]\nFAKE line" + "y" * 500):
+    log_format.equip(handler, "text")
+    with trace_context.working_for(TraceContext(ID, SPAN, True), "x]\nFAKE line" + "y" * 500):
         logger.warning("hello")
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith(f"hello [request=x??FAKE?line{'y' * 68} trace={ID}]\n")

@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 
-from edgesplit import segments
-from edgesplit.segments import Segment
+from edgesplit.shared_memory import segment
+from edgesplit.shared_memory.segment import Segment
 
 PATIENCE_S = 20.0
 
@@ -28,11 +28,11 @@ def test_a_collection_amid_closing_closes_others_too() -> None:
         if garbage:
             garbage.pop().close()
 
-    segments._open = (collected, *segments._open)  # type: ignore[assignment]
+    segment._open = (collected, *segment._open)  # type: ignore[assignment]
     closing = threading.Thread(target=first.close, daemon=True)
     closing.start()
     closing.join(PATIENCE_S)
-    segments._open = tuple(one for one in segments._open if one is not collected)  # type: ignore[comparison-overlap]
+    segment._open = tuple(one for one in segment._open if one is not collected)  # type: ignore[comparison-overlap]
 
     assert not closing.is_alive()
     assert (holds(first), holds(second), holds(kept)) == (False, False, True)

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.selecting import DEEPEST, MOST_LETTERS, Described, parse_selector
+from edgesplit_controller.fleet.selector import DEEPEST, MOST_LETTERS, Described, parse_selector
 
 FLEET = [
     Described("cam-1", "raspberrypi4", "cameras", {"site": "oslo", "kind": "lab"}),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from edgesplit_agent.sensors import Readings, Sampler, read
+from edgesplit_agent.power.sensors import Readings, Sampler, read
 
 ORIN = {
     "class/hwmon/hwmon1/name": "ina3221",

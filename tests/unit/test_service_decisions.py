@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import LinkError, UsageError
+from edgesplit_agent.host.sd_notify import Manager
 from edgesplit_agent.service.commands import run_words
-from edgesplit_agent.service.notify import Manager
-from edgesplit_agent.service.pulse import PART, Pulse
-from edgesplit_agent.service.unit import WATCHDOG_S, Places, unit
-from edgesplit_agent.service.watching import (
+from edgesplit_agent.service.restart_policy import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     START_S,
@@ -25,6 +23,8 @@ from edgesplit_agent.service.watching import (
     failures_after,
     pause_after,
 )
+from edgesplit_agent.service.systemd_unit import WATCHDOG_S, Places, unit
+from edgesplit_agent.service.watchdog import PART, Pulse
 
 
 class Listening:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import TrustError
-from edgesplit.identity import Claim, encode_claim
-from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.service import enrolling
-from edgesplit_agent.service.enrolling import discard_claim, enrol_as_service
-from edgesplit_agent.service.notify import Manager
+from edgesplit.trust.identity import Claim, encode_claim
+from edgesplit_agent.host.sd_notify import Manager
+from edgesplit_agent.service import enrol_wait
+from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service
+from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 IDENTITY = Identity(device="cam-1", device_class="pi", broker="b:1", offload="", controller="https://c", tuf_root="{}")
 
@@ -35,7 +35,7 @@ def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(
             raise TrustError("the controller refused the claim (403): used")
         return IDENTITY
 
-    monkeypatch.setattr(enrolling, "enrol_patiently", ask)
+    monkeypatch.setattr(enrol_wait, "enrol_patiently", ask)
     file = tmp_path / "claim.json"
     contents = iter([None, b"{", None, claim(token="used up"), None, None, claim(token="good")])
 

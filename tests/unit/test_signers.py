@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, Key, SecretsHandler, Signature, Signer
 
 from edgesplit.errors import TrustError, UsageError
-from edgesplit_controller.keys import KeyFolder
-from edgesplit_controller.signers import (
+from edgesplit_controller.tuf.key_folder import KeyFolder
+from edgesplit_controller.tuf.signers import (
     EXTRAS,
     NotThisKey,
     check_signature,

@@ -67,8 +67,8 @@ def test_what_is_refused(words: tuple[str, ...], says: str) -> None:
 
 def test_a_controller_is_not_ours_to_kill(tmp_path: Path) -> None:
     """At a real controller only devices go wrong."""
-    from edgesplit_cli.sim.faults import USUAL, parse_faults
-    from edgesplit_cli.sim.runs import run_real
+    from edgesplit_simulation.faults.schedule import USUAL, parse_faults
+    from edgesplit_simulation.run import run_real
 
     with pytest.raises(EdgeError, match="not ours to do"):
         run_real(

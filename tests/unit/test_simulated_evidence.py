@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from edgesplit.plan import Link
-from edgesplit.testing import broker
-from edgesplit_cli.sim.body import BASIS, COOL_CELSIUS, IDLE_WATTS, Body
-from edgesplit_cli.sim.fleet import Rates, SimulatedFleet
-from edgesplit_cli.sim.releases import WELL, Mood
-from edgesplit_controller.broker import DEVICE_READS, DEVICE_WRITES
-from edgesplit_controller.evidence import evidence_of
-from edgesplit_controller.rollout.asked import Asked
+from edgesplit.testing import in_memory_broker
+from edgesplit_controller.messaging.broker import DEVICE_READS, DEVICE_WRITES
+from edgesplit_controller.rollout.release_health import evidence_of
+from edgesplit_controller.rollout.request import Asked
+from edgesplit_simulation.device.sensors import BASIS, COOL_CELSIUS, IDLE_WATTS, Body
+from edgesplit_simulation.fleet import Rates, SimulatedFleet
+from edgesplit_simulation.releases import WELL, Mood
 from power_world import imaginary_disks
 
 BUSY = Rates(telemetry_every_s=10.0, request_every_s=3.0, stale_after_s=60.0)
@@ -97,7 +97,7 @@ def test_what_was_measured_without_a_link_comes_late_where_it_is_kept(folder: Pa
 
 def test_the_broker_of_a_simulation_lets_devices_say_what_the_real_one_does() -> None:
     """One rule for both: what a device may write and read."""
-    assert (broker.WRITES, broker.READS) == (DEVICE_WRITES, DEVICE_READS)
+    assert (in_memory_broker.WRITES, in_memory_broker.READS) == (DEVICE_WRITES, DEVICE_READS)
 
 
 def test_heat_and_power_follow_the_work() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.sim import spelling
-from edgesplit_cli.sim.faults import USUAL, parse_faults
+from edgesplit_simulation import quantities
+from edgesplit_simulation.faults.schedule import USUAL, parse_faults
 
 
 def _file(line: str) -> bytes:
@@ -63,5 +63,5 @@ def test_what_is_no_faults_file(raw: bytes) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("10m", 600.0), ("1.5h", 5_400.0), ("30d", 2_592_000.0)])
 def test_spans(text: str, seconds: float) -> None:
     """As they are written, and back."""
-    assert spelling.span_s(text) == seconds
-    assert spelling.span_s(spelling.span_text(seconds)) == seconds
+    assert quantities.span_s(text) == seconds
+    assert quantities.span_s(quantities.span_text(seconds)) == seconds

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edgesplit import messages
 from edgesplit.errors import LinkError
-from edgesplit.release import Signed, Statement
-from edgesplit.report import Report
-from edgesplit_cli.sim.witness import Witness
+from edgesplit.mqtt import messages
+from edgesplit.oip.report import Report
+from edgesplit.release.manifest import Signed, Statement
+from edgesplit_simulation.invariants.checker import Witness
 
 
 def _said(counter: int) -> bytes:

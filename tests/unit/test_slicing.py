@@ -15,12 +15,12 @@ from PIL import Image
 
 from cut_chunks import chunk_bytes
 from edgesplit.errors import UsageError
-from edgesplit.inputs import FRAME, INPUT_LAYER, parse_input_spec, prepare
+from edgesplit.input_spec import FRAME, INPUT_LAYER, parse_input_spec, prepare
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release import decode_manifest, encode_manifest
-from edgesplit_partitioner.chunks import Piece, weight_runs
-from edgesplit_partitioner.onnx_model import prepare_model, with_input_layer
+from edgesplit.release.manifest import decode_manifest, encode_manifest
+from edgesplit_partitioner.ir.chunking import Piece, weight_runs
+from edgesplit_partitioner.onnx_format.model import prepare_model, with_input_layer
 from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_slices
 from unit import onnx_models as tiny
 

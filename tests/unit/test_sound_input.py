@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from edgesplit.device_profile import load_profile
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit.inputs import FRAME, INPUT_LAYER, InputSpec, parse_input_spec, prepare
-from edgesplit.profiles import load_profile
-from edgesplit_partitioner.build_costs import build_costs
-from edgesplit_partitioner.check import check_model
-from edgesplit_partitioner.measure import measure_input, measure_samples, stand_in_frame
-from edgesplit_partitioner.onnx_model import OnnxModel, prepare_model, with_input_layer
+from edgesplit.input_spec import FRAME, INPUT_LAYER, InputSpec, parse_input_spec, prepare
+from edgesplit_partitioner.costs.build import build_costs
+from edgesplit_partitioner.onnx_format.model import OnnxModel, prepare_model, with_input_layer
+from edgesplit_partitioner.profiling.layers import measure_input, measure_samples, stand_in_frame
 from edgesplit_partitioner.slicing import atoms, cut_slices
+from edgesplit_partitioner.split_check.check import check_model
 from unit import onnx_models as tiny
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit_agent.sensors import Readings
-from edgesplit_agent.stance import PERFORMANCE, UNDER_VOLTAGE_S, Stance, Wishes, parse_watts, slowed, stance_of
+from edgesplit_agent.power.mode import PERFORMANCE, UNDER_VOLTAGE_S, Stance, Wishes, parse_watts, slowed, stance_of
+from edgesplit_agent.power.sensors import Readings
 
 AUTO = Wishes()
 

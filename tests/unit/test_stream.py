@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgesplit import AsyncClient, Client, oip
+from edgesplit import AsyncClient, Client
+from edgesplit.client.request import Answer
 from edgesplit.errors import Dropped, EdgeError, InferenceFailed, LinkError, UsageError
-from edgesplit.http1 import Request, Response, Server
-from edgesplit.question import Answer
+from edgesplit.http1.server import Request, Response, Server
+from edgesplit.oip import protocol as oip
 
 PATIENCE_S = 20.0
 Frame = dict[str, Any]

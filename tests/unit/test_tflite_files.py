@@ -9,12 +9,12 @@ import flatbuffers
 import pytest
 
 from edgesplit.errors import EdgeError, ModelRefused, UsageError
-from edgesplit.inputs import parse_input_spec
-from edgesplit_partitioner import tflite_trial
-from edgesplit_partitioner.model_file import prepare_model
-from edgesplit_partitioner.onnx_model import with_input_layer
-from edgesplit_partitioner.tflite_file import EDGE_TPU, read_model
-from edgesplit_partitioner.tflite_graph import TfliteGraph
+from edgesplit.input_spec import parse_input_spec
+from edgesplit_partitioner.model_loader import prepare_model
+from edgesplit_partitioner.onnx_format.model import with_input_layer
+from edgesplit_partitioner.tflite_format import trial_run
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU, read_model
+from edgesplit_partitioner.tflite_format.graph import TfliteGraph
 from unit import tflite_models
 
 SEED = 5
@@ -96,14 +96,14 @@ def test_compiled_model_is_one_layer() -> None:
 )
 def test_a_model_that_kills_the_runtime_is_refused(monkeypatch: pytest.MonkeyPatch, program: str, reason: str) -> None:
     """Whatever the child does, it is the model's refusal and not our end."""
-    monkeypatch.setattr(tflite_trial, "CHILD", (sys.executable, "-c", program))
+    monkeypatch.setattr(trial_run, "CHILD", (sys.executable, "-c", program))
     with pytest.raises(ModelRefused, match=reason):
         prepare_model(tflite_models.chain())
 
 
 def test_a_model_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is still at it after the limit is killed, and the model refused."""
-    monkeypatch.setattr(tflite_trial, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(trial_run, "TIMEOUT_S", 0.01)
     with pytest.raises(ModelRefused, match="not done with the model"):
         prepare_model(tflite_models.chain())
 

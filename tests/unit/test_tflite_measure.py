@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit_partitioner.graph import Layer, LayerGraph
-from edgesplit_partitioner.measure import measure_layers, measure_samples
-from edgesplit_partitioner.tflite_file import EDGE_TPU
-from edgesplit_partitioner.tflite_model import prepare_model
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph
+from edgesplit_partitioner.profiling.layers import measure_layers, measure_samples
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU
+from edgesplit_partitioner.tflite_format.model import prepare_model
 from unit import tflite_models
 
 

@@ -11,12 +11,12 @@ import pytest
 from cut_chunks import chunk_bytes
 from edgesplit.limits import LIMITS
 from edgesplit.runtime import execute
-from edgesplit.runtime.by_format import EngineByFormat
-from edgesplit.runtime.load import load_slices
-from edgesplit_partitioner.prepared import PreparedModel
+from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.loader import load_slices
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
-from edgesplit_partitioner.tflite_file import read_model
-from edgesplit_partitioner.tflite_model import prepare_model
+from edgesplit_partitioner.tflite_format.flatbuffer import read_model
+from edgesplit_partitioner.tflite_format.model import prepare_model
 from unit import onnx_models, tflite_models
 from unit.onnx_models import Array, closed_set, same_bits
 

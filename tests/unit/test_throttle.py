@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgesplit_controller.bounds import ADDRESSES, RateLimit
-from edgesplit_controller.throttle import CALM_S, FREE, LONGEST_S, Failures, Trickle, delay_s, place_of
+from edgesplit_controller.access.login_throttle import CALM_S, FREE, LONGEST_S, Failures, Trickle, delay_s, place_of
+from edgesplit_controller.access.request_limits import ADDRESSES, RateLimit
 
 
 def test_the_delay_doubles_up_to_a_minute_and_is_forgotten() -> None:

@@ -13,9 +13,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import Busy, UsageError
-from edgesplit_controller import engines
-from edgesplit_controller.database import Database, Device, Event, TelemetryRow, held, record
-from edgesplit_controller.engines import Unavailable, parse_url
+from edgesplit_controller.storage import engines
+from edgesplit_controller.storage.database import Database, Device, Event, TelemetryRow, held, record
+from edgesplit_controller.storage.engines import Unavailable, parse_url
 from postgres import Postgres
 
 PATIENCE_S = 60.0

@@ -17,14 +17,14 @@ from tuf.api.exceptions import DownloadHTTPError
 from tuf.api.metadata import Metadata, Root
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from edgesplit import messages
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError
-from edgesplit.identity import load_or_make_key
 from edgesplit.limits import LIMITS
-from edgesplit.release import Signature, Signed, Statement
-from edgesplit.trust import TrustStore, target_path, verify_manifest, verify_statement_offline
-from edgesplit_controller import keys, repository
-from edgesplit_controller.repository import Repository
+from edgesplit.mqtt import messages
+from edgesplit.release.manifest import Signature, Signed, Statement
+from edgesplit.trust.identity import load_or_make_key
+from edgesplit.trust.store import TrustStore, target_path, verify_manifest, verify_statement_offline
+from edgesplit_controller.tuf import key_folder, repository
+from edgesplit_controller.tuf.repository import Repository
 from trust_world import DAY, DEVICE, START, World, sample_release
 
 
@@ -565,7 +565,7 @@ def test_counters_are_on_disk_before_a_statement_is_obeyed(world: World, monkeyp
     def full(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edgesplit.trust.write_durably", full)
+    monkeypatch.setattr("edgesplit.trust.store.write_durably", full)
     with pytest.raises(OSError, match="space"):
         store.statement(world.state(counter=5), DEVICE, install=True)
 
@@ -583,7 +583,7 @@ def rotate(world: World, *roles: str) -> None:
         (folder / "keys" / f"{role}.pem").unlink()
         table.pop(role)
     (folder / "keys" / "keys.json").write_bytes(msgspec.json.encode(table))
-    ring = keys.KeyFolder(folder / "keys")
+    ring = key_folder.KeyFolder(folder / "keys")
     for role in roles:
         root.signed.add_key(ring.signers(role)[0].public_key, role)
     root.signed.version = 2
@@ -640,9 +640,9 @@ def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at:
         real(path, data, mode)
 
     with monkeypatch.context() as patch:
-        for module in (repository, keys):
+        for module in (repository, key_folder):
             patch.setattr(module, "write_durably", counted)
-        patch.setattr("edgesplit.identity.write_durably", counted)
+        patch.setattr("edgesplit.trust.identity.write_durably", counted)
         try:
             call()
         except KeyboardInterrupt:
@@ -725,7 +725,7 @@ def test_private_keys_are_closed_to_others(world: World) -> None:
     """Every signing key is a file of mode 0600 in a folder of mode 0700."""
     folder = world.folder / "repository" / "keys"
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert {file.name for file in folder.glob("*.pem")} == {f"{role}.pem" for role in keys.ROLES}
+    assert {file.name for file in folder.glob("*.pem")} == {f"{role}.pem" for role in key_folder.ROLES}
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
 
 

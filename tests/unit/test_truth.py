@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit.measured import BoardSeen, Moment, StoreSeen
-from edgesplit.messages import ModelState, PowerSeen, Reported, Telemetry
-from edgesplit_controller import causes, truth
-from edgesplit_controller.truth import Heard, Told
+from edgesplit.mqtt.messages import ModelState, PowerSeen, Reported, Telemetry
+from edgesplit.mqtt.telemetry import BoardSeen, Moment, StoreSeen
+from edgesplit_controller.fleet import conditions, device_state
+from edgesplit_controller.fleet.device_state import Heard, Told
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -26,7 +26,7 @@ def test_what_is_heard_never_goes_back_in_time(said: list[tuple[int, int]]) -> N
     known, stored = Heard(), set()
     for session, sequence in said:
         before = known
-        known, verdict = truth.after_telemetry(known, session, sequence, (session, sequence) in stored)
+        known, verdict = device_state.after_telemetry(known, session, sequence, (session, sequence) in stored)
         assert (known.session, known.sequence) >= (before.session, before.sequence) or known.session > before.session
         assert verdict == "older session" or (verdict == "again") == ((session, sequence) in stored)
         if verdict != "older session":
@@ -42,7 +42,7 @@ def test_a_report_that_comes_late_changes_nothing(said: list[tuple[int, int]]) -
     """The newest session's newest report is what is known, whatever is repeated after it."""
     known, newest = Heard(), (0, 0)
     for session, number in said:
-        known, verdict = truth.after_report(known, session, number)
+        known, verdict = device_state.after_report(known, session, number)
         assert (verdict == "new") == ((session, number) > newest)
         newest = max(newest, (session, number))
         assert (known.session, known.report) == newest
@@ -50,17 +50,17 @@ def test_a_report_that_comes_late_changes_nothing(said: list[tuple[int, int]]) -
 
 def test_agents_that_number_no_reports_are_taken_as_they_come() -> None:
     """Number 0, as agents before this protocol send it."""
-    known, verdict = truth.after_report(Heard(session=4), 4, 0)
-    assert verdict == "new" and truth.after_report(known, 4, 0)[1] == "new"
+    known, verdict = device_state.after_report(Heard(session=4), 4, 0)
+    assert verdict == "new" and device_state.after_report(known, 4, 0)[1] == "new"
 
 
 def test_late_telemetry_fills_gaps_of_the_session_it_is_of() -> None:
     """And of no other."""
-    known, _ = truth.after_telemetry(Heard(session=7), 7, 4, stored=False)
+    known, _ = device_state.after_telemetry(Heard(session=7), 7, 4, stored=False)
     assert known.missing == 4
-    assert truth.after_late(known, 7, 2).missing == 3
-    assert truth.after_late(known, 6, 2) == known
-    assert truth.after_late(known, 7, 9) == Heard(session=7, sequence=9, missing=8)
+    assert device_state.after_late(known, 7, 2).missing == 3
+    assert device_state.after_late(known, 6, 2) == known
+    assert device_state.after_late(known, 7, 9) == Heard(session=7, sequence=9, missing=8)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_late_telemetry_fills_gaps_of_the_session_it_is_of() -> None:
         (Moment(at=NOW - 90 * DAY, boot="a", up_s=1.0), Moment(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
         (Moment(at=3.0, boot="a", up_s=9e4), Moment(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
         (Moment(at=3.0, boot="", up_s=9e4), Moment(at=9.0, boot="", up_s=60.0), NOW - 60, "unsure"),
-        (Moment(boot="b", up_s=1e12), Moment(boot="b", up_s=2e14), NOW - truth.OLDEST_S, "age"),
-        (Moment(boot="b", up_s=1.0), Moment(boot="c", up_s=1e15), NOW - truth.OLDEST_S, "unsure"),
+        (Moment(boot="b", up_s=1e12), Moment(boot="b", up_s=2e14), NOW - device_state.OLDEST_S, "age"),
+        (Moment(boot="b", up_s=1.0), Moment(boot="c", up_s=1e15), NOW - device_state.OLDEST_S, "unsure"),
     ],
 )
 def test_when_something_was_measured(then: Moment | None, sent: Moment | None, at: float, dated: str) -> None:
     """By the clock that is never set where it can tell, by the other where that is plausible, else marked unsure."""
-    assert truth.measured_at(then, sent, NOW) == (at, dated)
+    assert device_state.measured_at(then, sent, NOW) == (at, dated)
 
 
 moments = st.builds(
@@ -94,8 +94,8 @@ moments = st.builds(
 @given(moments, moments)
 def test_a_device_dates_nothing_into_the_future_or_the_deep_past(then: Moment, sent: Moment) -> None:
     """Whatever its clocks say."""
-    at, _ = truth.measured_at(then, sent, NOW)
-    assert NOW - truth.OLDEST_S <= at <= NOW
+    at, _ = device_state.measured_at(then, sent, NOW)
+    assert NOW - device_state.OLDEST_S <= at <= NOW
 
 
 def told(**changes: Any) -> Told:
@@ -131,22 +131,22 @@ def said(state: str, *, release: str = "old", wanted: str = "new", detail: str =
 )
 def test_each_difference_has_its_reason(device: Told, model: Mapping[str, Any] | None, reason: str) -> None:
     """A device that is gone is never said to be as wanted, whatever it said last."""
-    found = truth.differences({"m": "new"}, [model] if model else [], device)
+    found = device_state.differences({"m": "new"}, [model] if model else [], device)
     assert [one.reason for one in found] == [reason]
 
 
 def test_what_nobody_wants_any_more_is_unwanted() -> None:
     """Until the device has stopped it."""
-    (found,) = truth.differences({}, [said("running", wanted="")], told())
+    (found,) = device_state.differences({}, [said("running", wanted="")], told())
     assert (found.reason, found.runs, found.wanted) == ("unwanted", "old", "")
 
 
 def test_a_dead_devices_facts_are_not_current() -> None:
     """Neither are those of a session before this one."""
     for state, session, current in (("online", 9, True), ("online", 8, False), ("offline", 9, False)):
-        found = truth.fact({"session": session}, 5.0, state=state, session=9)  # type: ignore[arg-type]
+        found = device_state.fact({"session": session}, 5.0, state=state, session=9)  # type: ignore[arg-type]
         assert found is not None and (found.current, found.at) == (current, 5.0)
-    assert truth.fact(None, None, state="online", session=9) is None
+    assert device_state.fact(None, None, state="online", session=9) is None
 
 
 def telemetry(**more: Any) -> Telemetry:
@@ -172,16 +172,16 @@ def telemetry(**more: Any) -> Telemetry:
 )
 def test_what_telemetry_says_is_wrong(message: Telemetry, clock: float | None, kinds: set[str]) -> None:
     """And each kind has a word on what to do."""
-    found = causes.of_telemetry(message, clock)
-    assert set(found) == kinds and kinds <= set(causes.DO)
+    found = conditions.of_telemetry(message, clock)
+    assert set(found) == kinds and kinds <= set(conditions.DO)
 
 
 def test_what_a_report_says_is_wrong() -> None:
     """Safe mode says it all; a failure names model, release and reason; disobeying a statement is another thing."""
     failed = ModelState("m", "old", "new" * 10, "rolled back", "its own part failed")
-    assert set(causes.of_report(Reported(1, 1, (failed,), trouble="expired"))) == {"failing release", "refused"}
-    assert set(causes.of_report(Reported(1, 1, (failed,), safe_mode="three starts"))) == {"safe mode"}
-    assert causes.of_report(Reported(1, 1, (ModelState("m", "r", "r", "running"),))) == {}
+    assert set(conditions.of_report(Reported(1, 1, (failed,), trouble="expired"))) == {"failing release", "refused"}
+    assert set(conditions.of_report(Reported(1, 1, (failed,), safe_mode="three starts"))) == {"safe mode"}
+    assert conditions.of_report(Reported(1, 1, (ModelState("m", "r", "r", "running"),))) == {}
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_what_a_report_says_is_wrong() -> None:
 )
 def test_the_same_failure_has_the_same_cause_everywhere(one: str, other: str) -> None:
     """Without digests, numbers and names."""
-    assert causes.cause(one) == causes.cause(other) != causes.cause("something else")
+    assert conditions.cause(one) == conditions.cause(other) != conditions.cause("something else")
 
 
 @given(st.text(max_size=2_000))
 def test_a_cause_is_bounded_and_printable(text: str) -> None:
     """Whatever a device writes there."""
-    found = causes.cause(text)
-    assert 0 < len(found) <= causes.LONGEST and found.isprintable()
+    found = conditions.cause(text)
+    assert 0 < len(found) <= conditions.LONGEST and found.isprintable()

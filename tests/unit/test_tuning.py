@@ -11,22 +11,22 @@ import onnx
 import pytest
 
 from agent_world import CLASS, LINK
+from edgesplit.crypto.slice_encryption import SliceInMemory
 from edgesplit.errors import InferenceFailed
 from edgesplit.plan import Plan, Row
-from edgesplit.release import Manifest, Slice
+from edgesplit.release.manifest import Manifest, Slice
 from edgesplit.runtime import Timing, execute
-from edgesplit.runtime.load import load_slices
+from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit.runtime.onnx_merge import CannotMerge, merged, neighbours
-from edgesplit.runtime.setup import Setup
-from edgesplit.sealed import SliceInMemory
-from edgesplit_agent.active import ActiveRelease, close
-from edgesplit_agent.tuner import Tuner
-from edgesplit_agent.tuning import LEAST_RUNS, RUNS, Allowed, Memory, here, time_of, tuned
+from edgesplit.runtime.options import Setup
+from edgesplit_agent.releases.loaded_release import ActiveRelease, close
+from edgesplit_agent.releases.tuner import Tuner
+from edgesplit_agent.releases.tuning import LEAST_RUNS, RUNS, Allowed, Memory, here, time_of, tuned
 from edgesplit_agent.worker.host import Job
-from edgesplit_agent.worker.hosted import Hosted
-from edgesplit_agent.worker.judging import Bounds
-from edgesplit_agent.worker.merging import merges_of
+from edgesplit_agent.worker.session_merging import merges_of
+from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit_agent.worker.watchdog_policy import Bounds
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
 from unit import onnx_models as tiny
 

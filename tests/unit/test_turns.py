@@ -13,9 +13,9 @@ import pytest
 
 from agent_world import eventually
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped
-from edgesplit.wishes import Drop, Wishes
-from edgesplit_agent.processor import Processor, Withdrawn
-from edgesplit_agent.turns import Place, Shares, giving_way
+from edgesplit.oip.options import Drop, Wishes
+from edgesplit_agent.serving.device_queue import Processor, Withdrawn
+from edgesplit_agent.serving.queue_policy import Place, Shares, giving_way
 
 FAR = 1e9
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from edgesplit import messages
 from edgesplit.errors import MalformedMessage
-from edgesplit.messages import Kept, Telemetry
-from edgesplit.testing.hub import Hub
-from edgesplit_agent.folder import DataFolder, Identity
-from edgesplit_agent.uplink import Rhythm, Uplink
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import Kept, Telemetry
+from edgesplit.testing.virtual_time import Hub
+from edgesplit_agent.control.mqtt_uplink import Rhythm, Uplink
+from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 HOUR_S = 3_600.0
 

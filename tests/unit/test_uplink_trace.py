@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from edgesplit.bandwidth_trace import PACKET_BYTES, UplinkTrace, read_uplink_trace, uplink_trace
 from edgesplit.errors import UsageError
-from edgesplit.uplink_trace import PACKET_BYTES, UplinkTrace, read_uplink_trace, uplink_trace
 
 TRACE = UplinkTrace((10, 10, 30, 1_000))
 TRACES = Path(__file__).parents[2] / "bench" / "traces"

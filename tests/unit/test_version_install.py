@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgesplit.agent_release import Build, Target, this_machine
 from edgesplit.errors import ModelRefused
-from edgesplit.release import Slice
-from edgesplit_agent.room import NoRoom
-from edgesplit_agent.versions.install import put_together
-from edgesplit_agent.versions.launch import start_of
-from edgesplit_agent.versions.shelf import Shelf
-from edgesplit_agent.versions.slots import Versions
+from edgesplit.release.agent_release import Build, Target, this_machine
+from edgesplit.release.manifest import Slice
+from edgesplit_agent.releases.disk_quota import NoRoom
+from edgesplit_agent.self_update.install import put_together
+from edgesplit_agent.self_update.launcher import start_of
+from edgesplit_agent.self_update.slots import Versions
+from edgesplit_agent.self_update.version_store import Shelf
 from wheels_world import archive, small_agent, wheel
 
 RELEASE = "d" * 64
@@ -57,7 +57,7 @@ def test_starting_a_version_does_not_change_it(shelf: Shelf) -> None:
     install(shelf, archive(small_agent("0.3.0"), MODULE))
     release = Versions(installed="0.1.0", committed=RELEASE)
     command, environment = start_of(release, shelf, [], [], os.environ)
-    load = "import extra, edgesplit_agent.versions.fitness, subprocess, sys"
+    load = "import extra, edgesplit_agent.version_check, subprocess, sys"
     child = "subprocess.run([sys.executable, '-c', 'import extra'], check=True)"
     flags = command[1 : command.index("-m")]
     subprocess.run([command[0], *flags, "-c", f"{load}; {child}"], check=True, env=environment)
@@ -115,7 +115,7 @@ def test_an_installation_that_fails_leaves_nothing(shelf: Shelf, monkeypatch: py
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edgesplit_agent.versions.install._unpack", full)
+    monkeypatch.setattr("edgesplit_agent.self_update.install._unpack", full)
     with pytest.raises(OSError, match="No space"):
         install(shelf, archive(small_agent("0.3.0")))
     assert not list(shelf.folder.iterdir())

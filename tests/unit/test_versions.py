@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from edgesplit.agent_release import Target, build_for, build_name, builds
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit.release import decode_manifest
-from edgesplit_agent.activation import UNHEALTHY_STARTS
-from edgesplit_agent.folder import DataFolder
-from edgesplit_agent.service.seen_version import versions
-from edgesplit_agent.versions import launch, slots
-from edgesplit_agent.versions.fitness import NEEDS_LAUNCHER, problem_with
-from edgesplit_agent.versions.launch import Launched, ready, start_of
-from edgesplit_agent.versions.shelf import Shelf
-from edgesplit_agent.versions.slots import INSTALLED, Versions
-from edgesplit_agent.versions.trial import OwnTrial, judge_own, looks_at, why_own
+from edgesplit.release.agent_release import Target, build_for, build_name, builds
+from edgesplit.release.manifest import decode_manifest
+from edgesplit_agent.self_update import launcher, slots
+from edgesplit_agent.self_update.launcher import Launched, ready, start_of
+from edgesplit_agent.self_update.slots import INSTALLED, Versions
+from edgesplit_agent.self_update.trial import OwnTrial, judge_own, looks_at, why_own
+from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit_agent.service.doctor_version import versions
+from edgesplit_agent.state.data_folder import DataFolder
+from edgesplit_agent.state.slots import UNHEALTHY_STARTS
+from edgesplit_agent.version_check import NEEDS_LAUNCHER, problem_with
 from version_world import AgentRelease
 
 
@@ -156,8 +156,8 @@ def test_a_folder_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_version_raises_the_format_once_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then the marker stays, so that the version before still reads all there is."""
-    from edgesplit_agent import folder as module
-    from edgesplit_agent.versions.own_version import OwnVersion
+    from edgesplit_agent.self_update.manager import OwnVersion
+    from edgesplit_agent.state import data_folder as module
 
     monkeypatch.setattr(module, "FORMAT", 2)
     folder = DataFolder(tmp_path)
@@ -204,7 +204,7 @@ def test_the_installed_version_starts_with_its_own_interpreter(tmp_path: Path) -
     )
     assert command == [sys.executable, "-m", "edgesplit_agent.main", "run", "--port", "0"]
     assert environment["A"] == "1"
-    assert Launched.of(environment) == Launched(INSTALLED, False, ("launcher", "--port", "0"), launch.CONTRACT)
+    assert Launched.of(environment) == Launched(INSTALLED, False, ("launcher", "--port", "0"), launcher.CONTRACT)
 
 
 def test_a_release_starts_isolated(tmp_path: Path) -> None:
@@ -212,14 +212,14 @@ def test_a_release_starts_isolated(tmp_path: Path) -> None:
     command, environment = start_of(TRYING, Shelf(tmp_path), [], ["launcher"], {"PYTHONPATH": "/elsewhere"})
     assert command[:3] == [str(tmp_path / "versions" / NEW / "bin" / "python"), "-I", "-B"]
     assert "PYTHONPATH" not in environment
-    assert Launched.of(environment) == Launched(NEW, True, ("launcher",), launch.CONTRACT)
+    assert Launched.of(environment) == Launched(NEW, True, ("launcher",), launcher.CONTRACT)
 
 
 def test_an_agent_that_no_launcher_started_knows_it() -> None:
     """And garbage in the environment is no launcher."""
     assert Launched.of({}) is None
-    assert Launched.of({launch.LAUNCHER: "[1", launch.CONTRACT_IS: "1"}) is None
-    assert Launched.of({launch.LAUNCHER: json.dumps(["x"]), launch.CONTRACT_IS: "one"}) is None
+    assert Launched.of({launcher.LAUNCHER: "[1", launcher.CONTRACT_IS: "1"}) is None
+    assert Launched.of({launcher.LAUNCHER: json.dumps(["x"]), launcher.CONTRACT_IS: "one"}) is None
 
 
 def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path) -> None:
     holder.hold()
     shelf.write(ON_OLD)
     for _ in range(9):
-        launch._begin(DataFolder(tmp_path), shelf)
+        launcher._begin(DataFolder(tmp_path), shelf)
     assert shelf.read() == ON_OLD
 
 
@@ -278,14 +278,14 @@ def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: 
     shelf = Shelf(tmp_path)
     part = fresh(shelf, NEW)
     shelf.adopt(part, NEW, "0.3.0")
-    shelf.write(slots.activated(Versions(), NEW, (), 7, launch.__version__))
+    shelf.write(slots.activated(Versions(), NEW, (), 7, launcher.__version__))
 
     for more in (["--trial-seconds", "20"], []):
         with pytest.raises(Became):
-            launch.main(["--data", str(tmp_path), *more])
+            launcher.main(["--data", str(tmp_path), *more])
         shelf.write(slots.committed(shelf.read()))
 
-    assert alarms == [20 + launch.STARTING_S, 0]
+    assert alarms == [20 + launcher.STARTING_S, 0]
 
 
 def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,10 +302,10 @@ def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monk
     monkeypatch.setattr("os.execve", become)
     shelf = Shelf(tmp_path)
     shelf.adopt(fresh(shelf, NEW), NEW, "0.3.0")
-    shelf.write(slots.activated(Versions(), NEW, (), 7, launch.__version__))
+    shelf.write(slots.activated(Versions(), NEW, (), 7, launcher.__version__))
 
     with pytest.raises(Became):
-        launch.main(["--data", str(tmp_path)])
+        launcher.main(["--data", str(tmp_path)])
 
     assert asked == [str(shelf.python(NEW)), sys.executable]
     assert shelf.read().bad == {NEW: "it cannot be started: Permission denied"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from edgesplit.limits import LIMITS
-from edgesplit_agent.window import HOLD_S, MOST_BYTES, Window
+from edgesplit_agent.control.fetch_window import HOLD_S, MOST_BYTES, Window
 
 SIZE = LIMITS.chunk_bytes
 

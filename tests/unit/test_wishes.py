@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit.oip import Scalar
-from edgesplit.wishes import Wishes, from_parameters, to_parameters
+from edgesplit.oip.options import Wishes, from_parameters, to_parameters
+from edgesplit.oip.protocol import Scalar
 
 
 @pytest.mark.parametrize(

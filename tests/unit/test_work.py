@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgesplit.inputs import InputSpec
-from edgesplit_partitioner.graph import Work
-from edgesplit_partitioner.work import FREE, input_work, work_of
+from edgesplit.input_spec import InputSpec
+from edgesplit_partitioner.ir.graph import Work
+from edgesplit_partitioner.onnx_format.operator_work import FREE, input_work, work_of
 
 Shapes = dict[str, tuple[int, ...]]
 

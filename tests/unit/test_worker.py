@@ -16,11 +16,16 @@ import hostile_worker
 from agent_world import eventually, manifest
 from edgesplit.errors import Busy, InferenceFailed, MalformedMessage, ModelRefused
 from edgesplit.plan import Row
-from edgesplit.release import Slice, TensorSpec
+from edgesplit.release.manifest import Slice, TensorSpec
 from edgesplit.runtime import Timing
-from edgesplit_agent.worker.flow import flow_of
+from edgesplit_agent.worker.dataflow import flow_of
 from edgesplit_agent.worker.host import Job
-from edgesplit_agent.worker.judging import (
+from edgesplit_agent.worker.ipc import Placed, Ran, Room
+from edgesplit_agent.worker.proc_stats import default_memory, machine_memory, vitals
+from edgesplit_agent.worker.process import outputs_of, take_times
+from edgesplit_agent.worker.tensor_allocator import SMALLEST_SEGMENT, TensorRoom
+from edgesplit_agent.worker.tensor_refs import get, packed, put, room_for
+from edgesplit_agent.worker.watchdog_policy import (
     STARVED,
     Bounds,
     Task,
@@ -30,11 +35,6 @@ from edgesplit_agent.worker.judging import (
     run_limit_s,
     verdict,
 )
-from edgesplit_agent.worker.placing import get, packed, put, room_for
-from edgesplit_agent.worker.process import outputs_of, take_times
-from edgesplit_agent.worker.talk import Placed, Ran, Room
-from edgesplit_agent.worker.tensor_room import SMALLEST_SEGMENT, TensorRoom
-from edgesplit_agent.worker.vitals import default_memory, machine_memory, vitals
 from worker_world import SMALL, double, hosted, is_there, run
 
 LIMIT = 2**30

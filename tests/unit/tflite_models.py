@@ -12,8 +12,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from edgesplit.runtime.tflite import invoke, open_interpreter
-from edgesplit_partitioner.prepared import PreparedModel
-from edgesplit_partitioner.tflite_model import prepare_model
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
+from edgesplit_partitioner.tflite_format.model import prepare_model
 from unit.onnx_models import Array
 
 FLOAT, INT8, INT32, BOOL = (

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgesplit.seen import logs
-from edgesplit_agent.service.unit import WATCHDOG_S, Places, unit
+from edgesplit.observability import log_format
+from edgesplit_agent.service.systemd_unit import WATCHDOG_S, Places, unit
 
 PROGRAM = "edgesplit-agent"
 LEAST_WATCHDOG_S = 1.0
@@ -49,22 +49,22 @@ def _unit(options: argparse.Namespace) -> int:
 
 
 def _warm(_options: argparse.Namespace) -> int:
-    from edgesplit_agent.service.warming import warm
+    from edgesplit_agent.host.preload import warm
 
     print(f"everything loads; engines: {', '.join(warm()) or 'none'}")
     return 0
 
 
 def _supervise(options: argparse.Namespace) -> int:
-    from edgesplit_agent.service.supervise import Supervisor
+    from edgesplit_agent.service.supervisor import Supervisor
 
-    logs.configure(options.log_level, options.log_format)
+    log_format.configure(options.log_level, options.log_format)
     return Supervisor([*_program(), *run_words(sys.argv[1:])], options.watchdog).serve()
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from edgesplit_agent.service.doctor import examine
-    from edgesplit_agent.service.findings import exit_code, printed
+    from edgesplit_agent.service.doctor_findings import exit_code, printed
 
     found = examine(options.data, online=not options.offline)
     print(printed(found, as_json=options.as_json))

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edgesplit.errors import EdgeError
-from edgesplit_agent.folder import DataFolder
-from edgesplit_agent.sensors import ROOT as SYSFS
-from edgesplit_agent.service.findings import Finding, bad
-from edgesplit_agent.service.seen_here import agent_state, disk, files, memory, power, runtimes, system_service
-from edgesplit_agent.service.seen_papers import certificates, chain, claim, known_identity
-from edgesplit_agent.service.seen_version import versions
-from edgesplit_agent.service.seen_way import way
+from edgesplit_agent.power.sensors import ROOT as SYSFS
+from edgesplit_agent.service.doctor_certificates import certificates, chain, claim, known_identity
+from edgesplit_agent.service.doctor_device import agent_state, disk, files, memory, power, runtimes, system_service
+from edgesplit_agent.service.doctor_findings import Finding, bad
+from edgesplit_agent.service.doctor_network import way
+from edgesplit_agent.service.doctor_version import versions
+from edgesplit_agent.state.data_folder import DataFolder
 
 
 def examine(data: Path, *, online: bool = True, sysfs: Path = SYSFS, now: float | None = None) -> list[Finding]:

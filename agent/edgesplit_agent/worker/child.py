@@ -18,20 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
+from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import EdgeError, InferenceFailed, MalformedMessage, ModelRefused, UsageError
-from edgesplit.lifetime import end_with_parent, gain_no_privileges
-from edgesplit.providers import sift
-from edgesplit.release import Slice
+from edgesplit.process.lifecycle import end_with_parent, gain_no_privileges
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, execute
-from edgesplit.runtime.by_format import EngineByFormat
+from edgesplit.runtime.dispatch import EngineByFormat
 from edgesplit.runtime.emulated import EmulatedRuntime
-from edgesplit.runtime.input import InputProgram
-from edgesplit.runtime.setup import Setup
-from edgesplit.sealed import SliceInMemory, SliceSource
-from edgesplit_agent.worker.lane_child import ChildLanes
-from edgesplit_agent.worker.merging import Merged, Steps, run_steps, steps
-from edgesplit_agent.worker.placing import Memory, get, packed, put, room_for
-from edgesplit_agent.worker.talk import (
+from edgesplit.runtime.input_decoder import InputProgram
+from edgesplit.runtime.options import Setup
+from edgesplit.runtime.providers import sift
+from edgesplit_agent.worker.direct_child import ChildLanes
+from edgesplit_agent.worker.ipc import (
     TEXT,
     Channel,
     Desk,
@@ -49,6 +47,8 @@ from edgesplit_agent.worker.talk import (
     TooSmall,
     ToWorker,
 )
+from edgesplit_agent.worker.session_merging import Merged, Steps, run_steps, steps
+from edgesplit_agent.worker.tensor_refs import Memory, get, packed, put, room_for
 
 NICER = 2
 """The agent, which decides and answers, goes before."""

@@ -9,12 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.plan import Plan
-from edgesplit.release import device_slices
-from edgesplit.releases import Release
+from edgesplit.release.manifest import device_slices
+from edgesplit.release_store import Release
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, execute
 from edgesplit.runtime.emulated import EmulatedRuntime
-from edgesplit.runtime.load import load_slices
-from edgesplit_agent.worker.lane_desk import LaneOrder
+from edgesplit.runtime.loader import load_slices
+from edgesplit_agent.worker.direct_broker import LaneOrder
 
 
 class WorkerLost(InferenceFailed):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from edgesplit import oip
+from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import (
     Busy,
     DeadlineExceeded,
@@ -31,17 +31,13 @@ from edgesplit.errors import (
     ModelRefused,
     UsageError,
 )
-from edgesplit.release import Slice
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Timing
-from edgesplit.sealed import SliceInMemory, SliceSource
-from edgesplit_agent.worker.flow import Flow
+from edgesplit_agent.worker.dataflow import Flow
+from edgesplit_agent.worker.direct_broker import LaneDesk
 from edgesplit_agent.worker.host import Job, WorkerLost
-from edgesplit_agent.worker.judging import Bounds, Task, Vitals, load_limit_s, looks_again_s, run_limit_s, verdict
-from edgesplit_agent.worker.lane_desk import LaneDesk
-from edgesplit_agent.worker.last_words import LastWords
-from edgesplit_agent.worker.placing import Memory, get, packed, put, room_for
-from edgesplit_agent.worker.shared import Shared
-from edgesplit_agent.worker.talk import (
+from edgesplit_agent.worker.ipc import (
     Channel,
     Failed,
     Give,
@@ -56,8 +52,20 @@ from edgesplit_agent.worker.talk import (
     TooSmall,
     ToWorker,
 )
-from edgesplit_agent.worker.tensor_room import Piece, TensorRoom
-from edgesplit_agent.worker.vitals import vitals
+from edgesplit_agent.worker.memory_maps import Shared
+from edgesplit_agent.worker.proc_stats import vitals
+from edgesplit_agent.worker.stderr_tail import LastWords
+from edgesplit_agent.worker.tensor_allocator import Piece, TensorRoom
+from edgesplit_agent.worker.tensor_refs import Memory, get, packed, put, room_for
+from edgesplit_agent.worker.watchdog_policy import (
+    Bounds,
+    Task,
+    Vitals,
+    load_limit_s,
+    looks_again_s,
+    run_limit_s,
+    verdict,
+)
 
 log = logging.getLogger(__name__)
 MODULE = "edgesplit_agent.worker.child"

@@ -14,19 +14,20 @@ from typing import Any
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from edgesplit.controller_client import credentials
+from edgesplit.controller_client.client import ControllerClient
+from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
-from edgesplit_cli import credentials
-from edgesplit_cli.adopt.adoption import Adopted, Adoption, Kit, Wish
-from edgesplit_cli.adopt.crowd import Outcome, each
-from edgesplit_cli.adopt.hosts import Host, check_distinct, parse_host, parse_label, read_batch
-from edgesplit_cli.adopt.kits import installer, kits
-from edgesplit_cli.adopt.ssh import Ssh
-from edgesplit_cli.adopt.survey import DATA, PREFIX, Survey
-from edgesplit_cli.adopt.verdict import Means
-from edgesplit_cli.api import Api
-from edgesplit_cli.coral import CoralPackages
-from edgesplit_cli.settings import cache_folder, chosen_credentials
-from edgesplit_cli.show import console, json_option, print_json
+from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.settings import chosen_credentials
+from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
+from edgesplit_provisioning.ssh.adopt import Adopted, Adoption, Kit, Wish
+from edgesplit_provisioning.ssh.connection import Ssh
+from edgesplit_provisioning.ssh.decide import Means
+from edgesplit_provisioning.ssh.facts import DATA, PREFIX, Survey
+from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, parse_label, read_batch
+from edgesplit_provisioning.ssh.kit_selection import installer, kits
+from edgesplit_provisioning.ssh.parallel import Outcome, each
 
 WAIT_S = 180
 DID = {
@@ -150,7 +151,7 @@ def _work(data: Path, given: dict[str, Any], folder: Path, ask: Callable[[str], 
         data=_place(given["agent_data"], "--agent-data"), service=not given["no_service"], replace=given["replaces"],
         link=given["link"], wait_s=given["wait_seconds"] if given["wait"] else 0.0, dry_run=given["dry_run"],
     )  # fmt: skip
-    adoption = Adoption(Api.by(held), held.ca_pem, wish, kit_for, ask_password=ask)
+    adoption = Adoption(ControllerClient.by(held), held.ca_pem, wish, kit_for, ask_password=ask)
     return _Work(adoption, given["removes"], given["purge"])
 
 

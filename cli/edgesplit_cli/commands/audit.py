@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from edgesplit.errors import TrustError, UsageError
-from edgesplit_cli.api import Api
-from edgesplit_cli.show import can_write, console, json_option, plain, print_json, table
-from edgesplit_controller.audit import verified
+from edgesplit_cli.output import can_write, console, json_option, plain, print_json, table
+from edgesplit_cli.settings import connect
+from edgesplit_controller.access.audit_log import verified
 
 COLUMNS = ("line", "at", "who", "from", "what", "of", "outcome")
 
@@ -29,7 +29,7 @@ def audit() -> None:
 @click.pass_obj
 def show(data: Path, newest: int, as_json: bool) -> None:
     """The newest lines."""
-    lines = Api.of(data).get("/v1/audit", newest=newest)
+    lines = connect(data).get("/v1/audit", newest=newest)
     if as_json:
         print_json(lines)
         return
@@ -47,7 +47,7 @@ def verify(data: Path, file: Path | None, expect: str, as_json: bool) -> None:
     Note the hash that is printed where the controller's owner cannot write, and give it with --expect next time: then
     a log that was written anew from the start is noticed too.
     """
-    found = verified(_lines(file), expect) if file else Api.of(data).get("/v1/audit/verify", expect=expect or None)
+    found = verified(_lines(file), expect) if file else connect(data).get("/v1/audit/verify", expect=expect or None)
     if as_json:
         print_json(found)
     if found["problem"]:
@@ -66,7 +66,7 @@ def export(data: Path, out: Path) -> None:
     can_write(out)
     count = 0
     with out.open("wb") as file:
-        for line in Api.of(data).lines("/v1/audit/export"):
+        for line in connect(data).lines("/v1/audit/export"):
             file.write(line)
             count += 1
     click.echo(f"{count} lines in {out}")

@@ -10,15 +10,15 @@ import click
 import msgspec
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from edgesplit.offline import Index
-from edgesplit_cli.api import Api
-from edgesplit_cli.bundle.making import Wish, check_target, make_bundle
-from edgesplit_cli.bundle.writing import sink
-from edgesplit_cli.commands.kit_options import kit_options
-from edgesplit_cli.kit import Target, build_kit
+from edgesplit.controller_client.settings import cache_folder
+from edgesplit.release.bundle_format import Index
+from edgesplit_cli.commands.options.kit import kit_options
+from edgesplit_cli.output import console, json_option, print_json, size
 from edgesplit_cli.quantities import LIFE
-from edgesplit_cli.settings import cache_folder
-from edgesplit_cli.show import console, json_option, print_json, size
+from edgesplit_cli.settings import connect
+from edgesplit_provisioning.bundle.build import Wish, check_target, make_bundle
+from edgesplit_provisioning.bundle.writer import sink
+from edgesplit_provisioning.kit import Target, build_kit
 
 
 @click.command()
@@ -86,7 +86,7 @@ def bundle(
         wish = Wish(devices=devices, models=models, valid_s=int(valid), kit=kit, kit_for=kit_for)
         with sink(to) as opened:
             index = make_bundle(
-                Api.of(data), wish, opened, lambda done, of: bar.update(task, completed=done, total=of)
+                connect(data), wish, opened, lambda done, of: bar.update(task, completed=done, total=of)
             )  # fmt: skip
     if as_json:
         print_json({"to": str(to), **shown(index)})

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from edgesplit.device_profile import NAME, DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import UsageError
-from edgesplit.profiles import NAME, DeviceProfile, list_profiles, load_profile
+from edgesplit_cli.output import can_write, console, json_option, print_json, table
 from edgesplit_cli.quantities import Number
-from edgesplit_cli.show import can_write, console, json_option, print_json, table
 
 
 @click.command()
@@ -38,8 +38,8 @@ def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: s
 
     Let the machine rest meanwhile: what else runs on it ends up in the profile.
     """
-    from edgesplit_partitioner.calibrate import calibrate as measure
-    from edgesplit_partitioner.calibrate import profile_text
+    from edgesplit_partitioner.calibration.calibrate import calibrate as measure
+    from edgesplit_partitioner.calibration.calibrate import profile_text
 
     path = out or Path(f"{name}.yaml")
     _check(name, path)

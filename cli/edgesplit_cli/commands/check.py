@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
-from edgesplit_cli.local_model import open_model, read_samples
-from edgesplit_cli.show import console, headed, json_option, print_json, size, table
+from edgesplit_cli.local.model import open_model, read_samples
+from edgesplit_cli.output import console, headed, json_option, print_json, size, table
 
 if TYPE_CHECKING:
-    from edgesplit_partitioner.check import Cut, Report
+    from edgesplit_partitioner.split_check.check import Cut, Report
 
 MOST_SAMPLES = 4
 NOT_FINE = 1
@@ -62,7 +62,7 @@ def check(
 
     Exit code 0 where every cut answers like the whole, 1 where one does not, 3 where the model itself is refused.
     """
-    from edgesplit_partitioner.check import check_model
+    from edgesplit_partitioner.split_check.check import check_model
 
     model = open_model(context.obj, what, input_text, bindings)
     rows = rows_of(plan_file) if plan_file else ()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from edgesplit_cli.api import Api
-from edgesplit_cli.show import json_option, print_json
+from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.settings import connect
 
 
 @click.command()
@@ -22,7 +22,7 @@ def dashboard(data: Path, no_open: bool, as_json: bool) -> None:
     The address lets in one browser, once, within two minutes: show it to nobody. The browser must believe the
     controller's authority (ca.pem in the data folder), or asks.
     """
-    api = Api.of(data)
+    api = connect(data)
     made = api.post("/v1/session/codes")
     url = f"{api.url}/#login={made['code']}"  # behind the #: browsers send it nowhere, and it is in no log
     if as_json:

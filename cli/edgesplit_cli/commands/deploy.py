@@ -10,13 +10,11 @@ from typing import Any
 import click
 from rich.text import Text
 
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import DeadlineExceeded
-from edgesplit_cli.api import Api
-from edgesplit_cli.commands.limits import limit_options, limits_of, offload_option
-from edgesplit_cli.commands.replan import replan_option, set_policy
-from edgesplit_cli.commands.rollout import all_devices
-from edgesplit_cli.commands.rollout_options import NAMES as ROLLOUT
-from edgesplit_cli.commands.rollout_options import (
+from edgesplit_cli.commands.options.plan_limits import limit_options, limits_of, offload_option
+from edgesplit_cli.commands.options.rollout import NAMES as ROLLOUT
+from edgesplit_cli.commands.options.rollout import (
     now_option,
     rollout_body,
     rollout_options,
@@ -25,9 +23,12 @@ from edgesplit_cli.commands.rollout_options import (
     wait_option,
     yes_option,
 )
-from edgesplit_cli.planned import loss_told
-from edgesplit_cli.rollouts import exit_code, has_settled, looks
-from edgesplit_cli.show import console, json_option, plain, print_json, table
+from edgesplit_cli.commands.replan import replan_option, set_policy
+from edgesplit_cli.commands.rollout import all_devices
+from edgesplit_cli.output import console, json_option, plain, print_json, table
+from edgesplit_cli.settings import connect
+from edgesplit_cli.views.plan import loss_told
+from edgesplit_cli.views.rollout import exit_code, has_settled, looks
 
 POLL_S = 0.3
 MOST_NAMED = 10
@@ -93,7 +94,7 @@ def deploy(
     Without further options they are all told at once. `edgectl rollout` shows and steers what goes out in stages.
     """
     terms = rollout_body(**{name: limits.pop(name) for name in ROLLOUT})
-    api = Api.of(data)
+    api = connect(data)
     body: dict[str, Any] = {
         "model": model,
         "partition": partition,
@@ -125,7 +126,9 @@ def deploy(
     )
 
 
-def _made(api: Api, body: dict[str, Any], sign_with: tuple[str, ...], yes: bool, *, quiet: bool) -> dict[str, Any]:
+def _made(
+    api: ControllerClient, body: dict[str, Any], sign_with: tuple[str, ...], yes: bool, *, quiet: bool
+) -> dict[str, Any]:
     """What the controller made of it, signed here where the key is here."""
     with nullcontext() if quiet else console().status(Text(f"planning, cutting and signing {body['model']}")):
         made: dict[str, Any] = api.post("/v1/deployments", {**body, "elsewhere": bool(sign_with)})
@@ -173,7 +176,7 @@ def sign_release(prepared: dict[str, Any], uris: tuple[str, ...], yes: bool) -> 
 @click.pass_obj
 def deployments(data: Path, as_json: bool) -> None:
     """What was deployed, newest last."""
-    made = Api.of(data).get("/v1/deployments")
+    made = connect(data).get("/v1/deployments")
     if as_json:
         print_json(made)
         return
@@ -197,7 +200,7 @@ def _signature(made: dict[str, Any]) -> str:
     return f"signed by the planner: another cut of release {made['recut_of'][:16]}…"
 
 
-def wait_for(api: Api, number: int, seconds: float) -> None:
+def wait_for(api: ControllerClient, number: int, seconds: float) -> None:
     """Until the rollout has ended and every device of it runs the release. DeadlineExceeded names those that do not,
     and why; one that ended otherwise exits by how it ended."""
     *_, one = looks(api, number, time.monotonic() + seconds, POLL_S)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from edgesplit_agent.service.findings import exit_code, printed
-from edgesplit_cli.show import json_option
+from edgesplit_agent.service.doctor_findings import exit_code, printed
+from edgesplit_cli.output import json_option
 
 
 @click.command()
@@ -20,7 +20,7 @@ def doctor(data: Path, as_json: bool) -> None:
     Credentials, the way to the controller and its certificate, access, versions, broker, offload server, database,
     disk, signing keys. Ends with 1 where something is bad. On a device: edgesplit-agent doctor.
     """
-    from edgesplit_cli.examining import examine
+    from edgesplit_cli.doctor import examine
 
     found = list(examine(data))
     click.echo(printed(found, as_json=as_json))

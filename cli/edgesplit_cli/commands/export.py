@@ -10,11 +10,12 @@ from urllib.parse import quote
 
 import click
 
-from edgesplit.durable import write_durably
+from edgesplit.atomic_files import write_durably
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit_cli.api import Api
-from edgesplit_cli.foreign_servers import SERVICE, inference_service, triton_config, write_model
-from edgesplit_cli.show import console, json_option, print_json
+from edgesplit_cli.export_files import SERVICE, inference_service, triton_config, write_model
+from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.settings import connect
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,7 +65,7 @@ def triton(data: Path, /, out: Path, as_json: bool, **wanted: Any) -> None:
     MODEL is a model, whose newest release is taken, or a release by the beginning of its digest. The folder is what
     `tritonserver --model-repository` takes; several releases may lie in one.
     """
-    release, models = _write(Api.of(data), Wanted(**wanted), out)
+    release, models = _write(connect(data), Wanted(**wanted), out)
     told = {"release": release["release"], "model": release["model"], "folder": str(out), "models": models}
     if as_json:
         print_json(told)
@@ -91,7 +92,7 @@ def kserve(data: Path, /, out: Path, storage: str, namespace: str, as_json: bool
     """
     if "://" not in storage:
         raise UsageError(f"--storage {storage!r} is not a URI, as in s3://bucket/digits or pvc://claim/digits")
-    release, models = _write(Api.of(data), Wanted(**wanted), out / "models")
+    release, models = _write(connect(data), Wanted(**wanted), out / "models")
     manifest = inference_service(release["release"], release["model"], storage, namespace=namespace)
     write_durably(out / SERVICE, manifest.encode())
     told = {"release": release["release"], "model": release["model"], "folder": str(out), "models": models}
@@ -102,7 +103,7 @@ def kserve(data: Path, /, out: Path, storage: str, namespace: str, as_json: bool
     console().print(f"copy {out / 'models'} to {storage}, then: kubectl apply -f {out / SERVICE}")
 
 
-def _write(api: Api, wanted: Wanted, folder: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+def _write(api: ControllerClient, wanted: Wanted, folder: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
     """The halves that are wanted, written into `folder`; the release, and what was written."""
     path = f"/v1/releases/{quote(wanted.model, safe='')}"
     release = api.get(f"{path}/halves")

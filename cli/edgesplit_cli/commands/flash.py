@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.flash.session import Session
-from edgesplit_cli.flash.shown import show_disks
-from edgesplit_cli.jetson.session import flash_jetson, is_jetson
+from edgesplit_cli.output import json_option
 from edgesplit_cli.quantities import LIFE
-from edgesplit_cli.show import json_option
+from edgesplit_cli.settings import connect
+from edgesplit_provisioning.image.flash import Session
+from edgesplit_provisioning.image.output import show_disks
+from edgesplit_provisioning.jetson.flash import flash_jetson, is_jetson
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -79,7 +80,7 @@ def flash(data: Path, /, list_disks: bool, as_json: bool, **asked: Any) -> None:
     if is_jetson(asked["device"]):
         if asked["coral"] or asked["coral_debs"]:
             raise UsageError("--coral is for Raspberry Pi cards: on a Jetson that runs, `edgectl adopt --coral`")
-        flash_jetson(data, as_json, asked)
+        flash_jetson(lambda: connect(data), as_json, asked)
         return
     for name in ("bsp", "board", "run", "accept_nvidia_license", "clean"):
         if asked[name]:
@@ -87,4 +88,4 @@ def flash(data: Path, /, list_disks: bool, as_json: bool, **asked: Any) -> None:
     for name in ("device", "image", "to"):
         if asked[name] is None:
             raise UsageError(f"say --{name}; `edgectl flash --list` shows the disks that a card could be")
-    Session(data, as_json, asked).run()
+    Session(lambda: connect(data), as_json, asked).run()

@@ -12,9 +12,10 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from edgesplit_cli.api import Api
-from edgesplit_cli.commands.devices import STATE_STYLE, ago
-from edgesplit_cli.show import console, json_option, plain, print_json, share, table
+from edgesplit.controller_client.client import ControllerClient
+from edgesplit_cli.commands.device import STATE_STYLE, ago
+from edgesplit_cli.output import console, json_option, plain, print_json, share, table
+from edgesplit_cli.settings import connect
 
 EVERY_S = 2.0
 
@@ -25,7 +26,7 @@ EVERY_S = 2.0
 @click.pass_obj
 def fleet(data: Path, as_json: bool, watch: bool) -> None:
     """The fleet at a glance: health, versions, cuts in use, fallbacks, failures by cause, parts that are not well."""
-    api = Api.of(data)
+    api = connect(data)
     if as_json and not watch:
         print_json(api.get("/v1/fleet"))
         return
@@ -42,7 +43,7 @@ def fleet(data: Path, as_json: bool, watch: bool) -> None:
             time.sleep(EVERY_S)
 
 
-def _screen(api: Api) -> Group:
+def _screen(api: ControllerClient) -> Group:
     seen = plain(api.get("/v1/fleet"))
     return Group(overview(seen), *not_well(plain(api.get("/v1/parts"))))
 

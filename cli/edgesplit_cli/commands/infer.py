@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgesplit.client import Client
+from edgesplit.client.client import Client
 from edgesplit.errors import UsageError
-from edgesplit.inputs import FRAME
-from edgesplit.report import phases
-from edgesplit_cli.api import Api
-from edgesplit_cli.local_model import arrays_in
+from edgesplit.input_spec import FRAME
+from edgesplit.oip.report import phases
+from edgesplit_cli.local.model import arrays_in
+from edgesplit_cli.output import can_write, console, headed, json_option, ms, print_json, size
 from edgesplit_cli.quantities import Number
-from edgesplit_cli.show import can_write, console, headed, json_option, ms, print_json, size
-from edgesplit_cli.timeline import waterfall
+from edgesplit_cli.settings import connect
+from edgesplit_cli.views.timeline import waterfall
 
 MOST_PRINTED = 12
 MOST_DEADLINE_S = 3600.0
@@ -60,7 +60,7 @@ def infer(
 ) -> None:
     """Run MODEL on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per input."""
     if device is not None:
-        url = str(Api.of(data).get(f"/v1/devices/{device}").get("local_url") or "") or None
+        url = str(connect(data).get(f"/v1/devices/{device}").get("local_url") or "") or None
         if url is None:
             raise UsageError(f"{device} has not told its agent's address; is it online?")
     if out is not None:

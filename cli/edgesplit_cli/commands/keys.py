@@ -15,9 +15,8 @@ import click
 from rich.text import Text
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.api import Api
-from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE, SIGN_VARIABLE
-from edgesplit_cli.show import console, json_option, print_json, table
+from edgesplit_cli.output import console, json_option, print_json, table
+from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE, SIGN_VARIABLE, connect
 
 sign_with_option = click.option(
     "--sign-with",
@@ -64,7 +63,7 @@ def keys() -> None:
 @click.pass_obj
 def show(data: Path, as_json: bool) -> None:
     """For each role: its keys, where they lie, how many must sign, version and end; what waits and what is due."""
-    told = Api.of(data).get("/v1/keys")
+    told = connect(data).get("/v1/keys")
     if as_json:
         print_json(told)
         return
@@ -112,9 +111,9 @@ def init(
         release_key_of,
         role_of,
     )
-    from edgesplit_controller.key_changes import KeyChange
+    from edgesplit_controller.tuf.key_change import KeyChange
 
-    api = Api.of(data)
+    api = connect(data)
     present = api.get("/v1/keys")
     makes = (0 if root_keys else 3) if count is None else count
     total = len(root_keys) + makes
@@ -191,10 +190,10 @@ def rotate(
         release_key_of,
         role_of,
     )
-    from edgesplit_controller.key_changes import KeyChange
-    from edgesplit_controller.signers import signer_uri
+    from edgesplit_controller.tuf.key_change import KeyChange
+    from edgesplit_controller.tuf.signers import signer_uri
 
-    api = Api.of(data)
+    api = connect(data)
     present = api.get("/v1/keys")
     if (root_keys or count or threshold) and "root" not in roles:
         raise UsageError("--root-key, --root-keys and --threshold are of the root: name the role root too")
@@ -232,7 +231,7 @@ def sign_waiting(data: Path, sign_with: tuple[str, ...], yes: bool, as_json: boo
 
     if not sign_with:
         raise UsageError("say with which keys: --sign-with URI")
-    api = Api.of(data)
+    api = connect(data)
     waiting = api.get("/v1/keys/change")
     for line in waiting["changes"]:
         click.echo(f"  {line}", err=True)
@@ -249,7 +248,7 @@ def drop(data: Path, yes: bool) -> None:
     """Give up the change of keys that waits for signatures."""
     if not yes:
         click.confirm("Give up the change of keys that waits?", abort=True)
-    Api.of(data).delete("/v1/keys/change")
+    connect(data).delete("/v1/keys/change")
     click.echo("given up: the keys are as they were")
 
 
@@ -262,9 +261,9 @@ def renew(data: Path, role: str, sign_with: tuple[str, ...], as_json: bool) -> N
     """Give the list of releases (ROLE targets), or the root, a later end; the controller does it for keys it holds."""
     from edgesplit_cli.operator_keys import carry_out
     from edgesplit_cli.signing import signed_renewal
-    from edgesplit_controller.key_changes import KeyChange
+    from edgesplit_controller.tuf.key_change import KeyChange
 
-    api = Api.of(data)
+    api = connect(data)
     if role == "root":
         done = carry_out(api, KeyChange(), list(sign_with))
     else:

@@ -10,11 +10,11 @@ import click
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
+from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
-from edgesplit_cli.commands.kit_options import kit_options
-from edgesplit_cli.kit import Kit, Target, build_kit, read_kit
-from edgesplit_cli.settings import cache_folder
-from edgesplit_cli.show import console, json_option, print_json, size
+from edgesplit_cli.commands.options.kit import kit_options
+from edgesplit_cli.output import console, json_option, print_json, size
+from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 
 
 @click.group()

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from edgesplit_cli import credentials
-from edgesplit_cli.api import Api
-from edgesplit_cli.settings import kept_credentials
-from edgesplit_cli.show import json_option, print_json
+from edgesplit.controller_client import credentials
+from edgesplit.controller_client.client import ControllerClient
+from edgesplit.controller_client.settings import saved_credentials
+from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.settings import connect
 
 
 @click.command()
@@ -18,8 +19,8 @@ from edgesplit_cli.show import json_option, print_json
 def login(file: Path) -> None:
     """Use the credentials in FILE from now on, wherever no --data or --credentials says otherwise."""
     held = credentials.read(file)
-    you = Api.by(held).get("/v1/session")
-    kept = kept_credentials()
+    you = ControllerClient.by(held).get("/v1/session")
+    kept = saved_credentials()
     credentials.write(held, kept)
     click.echo(f"you are {_described(you)} at {held.url}{expiry(held.expires)}; kept in {kept}")
 
@@ -27,7 +28,7 @@ def login(file: Path) -> None:
 @click.command()
 def logout() -> None:
     """Forget the credentials that `edgectl login` kept. They stay good: an admin revokes them."""
-    kept = kept_credentials()
+    kept = saved_credentials()
     there = kept.exists()
     kept.unlink(missing_ok=True)
     click.echo(f"{kept} is deleted" if there else "nobody is logged in here")
@@ -38,7 +39,7 @@ def logout() -> None:
 @click.pass_obj
 def whoami(data: Path, as_json: bool) -> None:
     """As whom you use which controller."""
-    api = Api.of(data)
+    api = connect(data)
     you = api.get("/v1/session")
     if as_json:
         print_json({"url": api.url, **{name: you[name] for name in ("operator", "role", "groups")}})

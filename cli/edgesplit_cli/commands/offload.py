@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from edgesplit.durable import write_durably
+from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
-from edgesplit.seen.logs import FORMATS, LEVELS
-from edgesplit_cli.addresses import METRICS
-from edgesplit_cli.show import json_option, print_json
+from edgesplit.observability.log_format import FORMATS, LEVELS
+from edgesplit_cli.option_types import METRICS
+from edgesplit_cli.output import json_option, print_json
 from edgesplit_offload.main import main as serve_main
 
 
@@ -86,7 +86,7 @@ def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | No
         sys.exit(serve_main(words))
     if named := [name for name in ("root", "cert", "key", "ca", "revoked") if given[name] is not None]:
         raise click.UsageError(f"--{named[0]} goes with --releases: a controller's data folder has its own")
-    from edgesplit_controller.offload_server import offload_arguments
+    from edgesplit_controller.app.offload_process import offload_arguments
 
     sys.exit(serve_main([*offload_arguments(data, port=port, bind=bind), *words]))
 
@@ -104,7 +104,7 @@ def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool)
     Good for a year, for any number of servers under these names; no controller needs to run. Besides, such a server
     needs the folder `offload` of the controller's data: root.json, revoked.pem and releases, shared or copied.
     """
-    from edgesplit_controller.ca import Authority
+    from edgesplit_controller.pki.authority import Authority
     from edgesplit_controller.settings import check_host
 
     for host in hosts:

@@ -12,17 +12,17 @@ import click
 import msgspec
 from rich.text import Text
 
+from edgesplit.device_profile import is_path
 from edgesplit.errors import UsageError
-from edgesplit.foreign import ForeignServer
+from edgesplit.foreign_server import ForeignServer
 from edgesplit.plan import Link
-from edgesplit.profiles import is_path
-from edgesplit_cli.api import Api
-from edgesplit_cli.commands.limits import limit_options, limits_of, offload_option
-from edgesplit_cli.local_costs import ANY_DEVICE, costs_by, measured_costs
-from edgesplit_cli.local_model import is_file, open_model
-from edgesplit_cli.planned import print_plan
+from edgesplit_cli.commands.options.plan_limits import limit_options, limits_of, offload_option
+from edgesplit_cli.local.costs import ANY_DEVICE, costs_by, measured_costs
+from edgesplit_cli.local.model import is_file, open_model
+from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.quantities import LINK, TIER
-from edgesplit_cli.show import console, json_option, print_json
+from edgesplit_cli.settings import connect
+from edgesplit_cli.views.plan import print_plan
 
 if TYPE_CHECKING:
     from edgesplit_partitioner import Costs
@@ -104,11 +104,11 @@ class Source:
 def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
     """Plan a MODEL of the controller, a model FILE measured here, or your own costs file, for a device and a link."""
     from edgesplit_partitioner import describe
-    from edgesplit_partitioner.foreign_costs import foreign_costs, possible
-    from edgesplit_partitioner.side_limits import as_limits, check_first
+    from edgesplit_partitioner.costs.foreign_server import foreign_costs, possible
+    from edgesplit_partitioner.formulation.constraints import as_limits, check_first
 
     if given["plot"]:
-        from edgesplit_cli.plot import check_place
+        from edgesplit_cli.views.plan_picture import check_place
 
         check_place(given["plot"])
     options = ("keep_raw_input", "keep_first", "allow_loss", "memory_bytes", "energy_joules", "deadline_s", "fallback")
@@ -135,7 +135,7 @@ def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
     made = describe(costs, links, objective=given["objective"], limits=limits, codecs=codecs)
     reasons = None
     if given["explained"]:
-        from edgesplit_partitioner.explain import explain
+        from edgesplit_partitioner.presentation.explain import explain
 
         reasons = explain(costs, links, limits, objective=given["objective"], codecs=codecs)
     if as_json:
@@ -143,7 +143,7 @@ def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
     else:
         print_plan(made)
     if reasons and not as_json:
-        from edgesplit_cli.explain import print_reasons
+        from edgesplit_cli.views.explain import print_reasons
 
         print_reasons(reasons)
     if given["plot"]:
@@ -158,7 +158,7 @@ def _forced(partition: str) -> dict[str, str]:
 
 
 def _draw(made: dict[str, Any], file: Path, quiet: bool) -> None:
-    from edgesplit_cli.plot import draw
+    from edgesplit_cli.views.plan_picture import draw
 
     draw(made, file)
     if not quiet:
@@ -200,7 +200,7 @@ def _costs(data: Path, source: Source) -> Costs:
     with console(quiet=source.quiet).status(Text(f"measuring {source.what} where that was not done")):
         tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
         asked = {"device": ANY_DEVICE if own else source.device, "tier": (not own and tiers) or None}
-        answer = Api.of(data).get(f"/v1/models/{quote(source.what)}/costs", **asked, lossy=source.lossy or None)
+        answer = connect(data).get(f"/v1/models/{quote(source.what)}/costs", **asked, lossy=source.lossy or None)
     costs = load_costs(answer)
     if not own:
         return costs
@@ -235,9 +235,9 @@ def links_between(
     tiers: Sequence[str], to_cloud: Link, between: Tiers = (), trace: Path | None = None, radio: str = "auto"
 ) -> dict[str, Any]:
     """The links that a plan takes, by the tiers they join; the first with its radio and its trace."""
-    from edgesplit_partitioner.bandwidth_trace import read_trace, traced
-    from edgesplit_partitioner.radio import RADIOS
-    from edgesplit_partitioner.tiers import VaryingLink
+    from edgesplit_partitioner.formulation.bandwidth_trace import read_trace, traced
+    from edgesplit_partitioner.formulation.radio_energy import RADIOS
+    from edgesplit_partitioner.formulation.tiers import VaryingLink
 
     missing = [name for name, _, _ in between if name not in tiers]
     if missing:

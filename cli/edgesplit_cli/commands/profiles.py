@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import msgspec
 
-from edgesplit.profiles import list_profiles, load_profile
-from edgesplit_cli.show import console, headed, json_option, print_json, size, table
+from edgesplit.device_profile import list_profiles, load_profile
+from edgesplit_cli.output import console, headed, json_option, print_json, size, table
 
 
 @click.command()

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from edgesplit_cli.api import Api
-from edgesplit_cli.commands.percent import as_share
+from edgesplit.controller_client.client import ControllerClient
+from edgesplit_cli.commands.options.percent import as_share
+from edgesplit_cli.output import console, headed, json_option, ms, print_json, rate, share, size, table
 from edgesplit_cli.quantities import Quantity
-from edgesplit_cli.show import console, headed, json_option, ms, print_json, rate, share, size, table
+from edgesplit_cli.settings import connect
 
 MOST_NAMED = 10
 MODES = ("auto", "propose", "off")
@@ -26,7 +27,7 @@ replan_option = click.option(
 )
 
 
-def set_policy(api: Api, model: str, targets: Sequence[str], mode: str) -> None:
+def set_policy(api: ControllerClient, model: str, targets: Sequence[str], mode: str) -> None:
     """Keep what `deploy --replan` said: for the groups that it named, or for all devices."""
     groups = [target.removeprefix("group=") for target in targets if target.startswith("group=")]
     wide = [] if len(groups) == len(targets) else [""]
@@ -62,7 +63,7 @@ def replan_policy(
     auto signs another cut with the planner's key and rolls it out; propose waits for `edgectl rollout accept`. Without
     MODEL, or with `all`, the policy of every model that has none of its own. Without MODE: show what is set.
     """
-    api = Api.of(data)
+    api = connect(data)
     name = "" if model == "all" else model
     body = {"mode": mode, "least_devices": devices, "least_gain": gain, "observe_s": observe, "cool_down_s": cool_down}
     given = {key: value for key, value in body.items() if value is not None}
@@ -91,7 +92,7 @@ def replan_policy(
 @click.pass_obj
 def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
     """What plans in use assumed, what devices measured since, and what another table is predicted to bring."""
-    api = Api.of(data)
+    api = connect(data)
     if look:
         api.post("/v1/drift/look", {})
     found = api.get("/v1/drift", **({"model": model} if model else {}))
@@ -138,7 +139,7 @@ def print_proposal(one: Mapping[str, Any]) -> None:
 @click.pass_obj
 def proposals(data: Path, /, every: bool, as_json: bool) -> None:
     """Other tables that the controller proposes, what they are predicted to bring, and why."""
-    found = Api.of(data).get("/v1/proposals", **({} if every else {"open": "true"}))
+    found = connect(data).get("/v1/proposals", **({} if every else {"open": "true"}))
     if as_json:
         print_json(found)
         return
@@ -154,7 +155,7 @@ def proposals(data: Path, /, every: bool, as_json: bool) -> None:
 @click.pass_obj
 def accept(data: Path, /, number: int, as_json: bool) -> None:
     """Cut, sign (by the planner's key) and roll out the table of proposal NUMBER."""
-    done = Api.of(data).post(f"/v1/proposals/{number}/accept", {})
+    done = connect(data).post(f"/v1/proposals/{number}/accept", {})
     if as_json:
         print_json(done)
     else:
@@ -169,7 +170,7 @@ def accept(data: Path, /, number: int, as_json: bool) -> None:
 @click.pass_obj
 def dismiss(data: Path, /, number: int, as_json: bool) -> None:
     """Leave the table as it is, and be asked no more for four times the cool-down."""
-    done = Api.of(data).post(f"/v1/proposals/{number}/dismiss", {})
+    done = connect(data).post(f"/v1/proposals/{number}/dismiss", {})
     if as_json:
         print_json(done)
     else:

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
-from edgesplit_cli.api import Api
 from edgesplit_cli.commands.replan import accept, dismiss, proposals
-from edgesplit_cli.rollouts import exit_code, rollout_shown, rollout_table, watch
-from edgesplit_cli.show import console, json_option, print_json
+from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.settings import connect
+from edgesplit_cli.views.rollout import exit_code, rollout_shown, rollout_table, watch
 
 NUMBER = click.IntRange(1, 2**31 - 1)
 
@@ -31,7 +32,7 @@ for command in (proposals, accept, dismiss):
 @click.pass_obj
 def list_rollouts(data: Path, newest: int, as_json: bool) -> None:
     """Rollouts, newest last."""
-    found = Api.of(data).get("/v1/rollouts", newest=newest)
+    found = connect(data).get("/v1/rollouts", newest=newest)
     if as_json:
         return print_json(found)
     console().print(rollout_table(found))
@@ -48,7 +49,7 @@ def status(context: click.Context, number: int | None, live: bool, devices: bool
 
     With --watch it exits when the rollout ends: 0 finished, 11 failed, 12 aborted, 13 rolled back, 14 superseded.
     """
-    api = Api.of(context.obj)
+    api = connect(context.obj)
     chosen = number or _newest(api)
     if live:
         context.exit(exit_code(watch(api, chosen, as_json=as_json)))
@@ -58,7 +59,7 @@ def status(context: click.Context, number: int | None, live: bool, devices: bool
     console().print(rollout_shown(one))
 
 
-def all_devices(api: Api, number: int) -> list[dict[str, Any]]:
+def all_devices(api: ControllerClient, number: int) -> list[dict[str, Any]]:
     """Every device of a rollout, in the order in which they are told."""
     found: list[dict[str, Any]] = []
     while True:
@@ -69,7 +70,7 @@ def all_devices(api: Api, number: int) -> list[dict[str, Any]]:
         found += page
 
 
-def _newest(api: Api) -> int:
+def _newest(api: ControllerClient) -> int:
     found = api.get("/v1/rollouts", newest=1)
     if not found:
         raise UsageError("there is no rollout yet: `edgectl deploy MODEL --to ...` makes one")
@@ -84,7 +85,7 @@ def _asking(verb: str, help_text: str) -> click.Command:
     @json_option
     @click.pass_obj
     def ask(data: Path, number: int, as_json: bool) -> None:
-        one = Api.of(data).post(f"/v1/rollouts/{number}/{verb}")
+        one = connect(data).post(f"/v1/rollouts/{number}/{verb}")
         if as_json:
             return print_json(one)
         console().print(rollout_shown(one))

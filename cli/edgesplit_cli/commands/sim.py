@@ -15,9 +15,10 @@ from typing import Any
 import click
 
 from edgesplit.errors import UsageError
+from edgesplit_cli.output import json_option, print_json
 from edgesplit_cli.quantities import SIZE
-from edgesplit_cli.show import json_option, print_json
-from edgesplit_cli.sim import spelling
+from edgesplit_cli.settings import connect
+from edgesplit_simulation import quantities
 
 MEMORY = Path("/dev/shm")
 BYTES_PER_DEVICE = 400_000
@@ -33,7 +34,7 @@ class SpanType(click.ParamType[float]):
         if isinstance(value, int | float):
             return float(value)
         try:
-            return spelling.span_s(str(value))
+            return quantities.span_s(str(value))
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
@@ -131,14 +132,14 @@ def sim(
     the promises that must hold whatever happens; exits with 1 where one was broken.
     """
     from edgesplit.links import parse_link
-    from edgesplit_cli.sim.faults import USUAL, parse_faults, read_faults
+    from edgesplit_simulation.faults.schedule import USUAL, parse_faults, read_faults
 
     parse_link(link)
     chosen = () if faults is None else parse_faults(USUAL) if faults == "usual" else read_faults(Path(faults))
     with _disks(folder, devices) as home, _quietly():
         tell = _teller(as_json)
         if virtual:
-            from edgesplit_cli.sim.runs import run_virtual
+            from edgesplit_simulation.run import run_virtual
 
             summary = run_virtual(
                 home, devices, seed=seed, classes=profiles, link=parse_link(link), faults=chosen, lasts_s=lasts_s,
@@ -146,11 +147,10 @@ def sim(
                 health_s=health_s or 600.0, keeps_bytes=int(keeps_bytes), tell=tell,
             )  # fmt: skip
         else:
-            from edgesplit_cli.api import Api
-            from edgesplit_cli.sim.runs import run_real
+            from edgesplit_simulation.run import run_real
 
             summary = run_real(
-                home, Api.of(data), devices, first=first, prefix=prefix, group=group, seed=seed, classes=profiles,
+                home, connect(data), devices, first=first, prefix=prefix, group=group, seed=seed, classes=profiles,
                 link=link, faults=chosen, lasts_s=lasts_s, request_every_s=request_every,
                 telemetry_every_s=telemetry_every or 10.0, health_s=health_s or 10.0,
                 keeps_bytes=int(keeps_bytes), tell=tell,
@@ -203,7 +203,7 @@ def _shares(text: str) -> dict[str, float]:
         if not name or name in found or name in open_ended:
             raise UsageError(f"not a list of profiles: {text[:60]!r} (as in raspberrypi4=70%,jetson-nano)")
         if equals:
-            found[name] = spelling.share(share)
+            found[name] = quantities.share(share)
         else:
             open_ended.append(name)
     left = 1.0 - sum(found.values())

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit.seen.logs import FORMATS, Format
-from edgesplit_cli.addresses import METRICS
+from edgesplit.observability.log_format import FORMATS, Format
+from edgesplit_cli.option_types import METRICS
 from edgesplit_cli.quantities import RHYTHM
 from edgesplit_controller.settings import BrokerKind, Settings
 
 if TYPE_CHECKING:
-    from edgesplit.runtime.setup import Optimise
+    from edgesplit.runtime.options import Optimise
 
 
 @click.command()
@@ -109,7 +109,7 @@ def up(
     log_format: Format,
 ) -> None:
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
-    from edgesplit_controller.up import run, write_external_broker
+    from edgesplit_controller.app.main import run, write_external_broker
 
     chosen: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
     given = {name: value for name, value in chosen.items() if value is not None}

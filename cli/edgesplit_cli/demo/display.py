@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from edgesplit_cli.demo.story import DemoDevice
-from edgesplit_cli.demo.stream import Stream
-from edgesplit_cli.show import ms, table
+from edgesplit_cli.demo.application import Stream
+from edgesplit_cli.demo.scenario import DemoDevice
+from edgesplit_cli.output import ms, table
 
 RECENT = 12
 PLAIN_EVERY_S = 5.0

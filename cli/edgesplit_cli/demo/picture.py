@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgesplit_cli.demo.story import DROPPED, KILLED, DemoDevice, Event
-from edgesplit_cli.demo.stream import Books, Sample
-from edgesplit_partitioner.plan_picture import GRID, INK, INSIDE, LOCAL, PAPER, REMOTE
+from edgesplit_cli.demo.application import Books, Sample
+from edgesplit_cli.demo.scenario import DROPPED, KILLED, DemoDevice, Event
+from edgesplit_partitioner.presentation.picture import GRID, INK, INSIDE, LOCAL, PAPER, REMOTE
 
 FALLBACK = "#c53030"
 LABELS = {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgesplit.errors import EdgeError
-from edgesplit.lifetime import ending_with_us
+from edgesplit.process.lifecycle import ending_with_us
 
 
 class Child:

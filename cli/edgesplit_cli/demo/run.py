@@ -23,19 +23,20 @@ from typing import Any, TypeVar
 import msgspec
 from rich.console import Console
 
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError, LinkError, UsageError
-from edgesplit.inputs import InputSpec
+from edgesplit.input_spec import InputSpec
+from edgesplit.link_emulation import ShapedLink
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
-from edgesplit.testing.link import ShapedLink
-from edgesplit_cli import show
-from edgesplit_cli.api import Api
+from edgesplit_cli import output as show
+from edgesplit_cli.demo.application import Books, Frame, Stream, load_frames
 from edgesplit_cli.demo.display import Display
 from edgesplit_cli.demo.picture import draw
 from edgesplit_cli.demo.processes import Child, Watch
-from edgesplit_cli.demo.story import DEVICES, DROPPED, INPUT_SPEC, KILLED, MODEL, DemoDevice, Event, timeline
-from edgesplit_cli.demo.stream import Books, Frame, Stream, load_frames
+from edgesplit_cli.demo.scenario import DEVICES, DROPPED, INPUT_SPEC, KILLED, MODEL, DemoDevice, Event, timeline
 from edgesplit_cli.demo.summary import problems, summary_table, whole_summary
+from edgesplit_cli.settings import connect
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 T = TypeVar("T")
@@ -128,7 +129,7 @@ class Demo:
         self._until("the offload server answers", lambda: _answers(self.offload_port))
 
     def _controller_answers(self) -> bool:
-        return bool(Api.of(self.data).get("/v1/health"))
+        return bool(connect(self.data).get("/v1/health"))
 
     def _push(self) -> None:
         digits = digits_folder()
@@ -169,11 +170,11 @@ class Demo:
         for device in DEVICES:
             body: dict[str, Any] = {"model": MODEL, "device": device.profile, "link": device.link}
             body["limits"] = {"keep_raw_input": device.keep_raw_input}
-            self.plans[device.name] = self._ask(partial(Api.post, path="/v1/plans", body=body))
+            self.plans[device.name] = self._ask(partial(ControllerClient.post, path="/v1/plans", body=body))
         self._command("device", "list")
 
     def _all_online(self) -> bool:
-        states = {one["name"]: one["state"] for one in Api.of(self.data).get("/v1/devices")}
+        states = {one["name"]: one["state"] for one in connect(self.data).get("/v1/devices")}
         return all(states.get(device.name) == "online" for device in DEVICES)
 
     # ---- the story --------------------------------------------------------------------------------------------
@@ -300,12 +301,12 @@ class Demo:
                 except subprocess.TimeoutExpired:
                     self.watch.tend()
 
-    def _ask(self, question: Callable[[Api], T]) -> T:
+    def _ask(self, question: Callable[[ControllerClient], T]) -> T:
         """The controller's answer, asked again while it is being restarted."""
         answers: list[T] = []
 
         def answered() -> bool:
-            answers.append(question(Api.of(self.data)))
+            answers.append(question(connect(self.data)))
             return True
 
         self._until("the controller answers", answered)

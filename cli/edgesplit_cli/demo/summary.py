@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from edgesplit import __version__
-from edgesplit_cli.demo.story import DemoDevice, Event
-from edgesplit_cli.demo.stream import Books, Sample
-from edgesplit_cli.show import ms, size, table
+from edgesplit_cli.demo.application import Books, Sample
+from edgesplit_cli.demo.scenario import DemoDevice, Event
+from edgesplit_cli.output import ms, size, table
 
 VERSIONS_OF = ("onnxruntime", "numpy", "tuf", "paho-mqtt", "pillow")
 

@@ -18,11 +18,18 @@ from starlette.exceptions import HTTPException
 import edgesplit
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
-from edgesplit.seen.ledger import Ledger
-from edgesplit_controller.api import (
+from edgesplit.observability.registry import Ledger
+from edgesplit_controller.access.authenticator import Gate
+from edgesplit_controller.access.request_limits import BodyBounds, RateLimit
+from edgesplit_controller.api.audit_middleware import Audited
+from edgesplit_controller.api.dispatch import Heavy
+from edgesplit_controller.api.errors import on_anything, on_edge_error, on_http, on_invalid
+from edgesplit_controller.api.request_logging import NamedRequests
+from edgesplit_controller.api.routes import (
     agents,
     audit,
-    condition,
+    bundles,
+    dashboard,
     deployments,
     devices,
     enrolment,
@@ -30,30 +37,23 @@ from edgesplit_controller.api import (
     keys,
     live,
     models,
-    offline,
     openapi,
     operators,
-    pages,
     profiles,
     replans,
     rollouts,
     sessions,
+    status,
     telemetry,
     views,
 )
-from edgesplit_controller.api.answers import on_anything, on_edge_error, on_http, on_invalid
-from edgesplit_controller.api.auditing import Audited
-from edgesplit_controller.api.hygiene import Hygiene
-from edgesplit_controller.api.named import NamedRequests
-from edgesplit_controller.api.work import Heavy
-from edgesplit_controller.assets import load_assets
-from edgesplit_controller.bounds import BodyBounds, RateLimit
-from edgesplit_controller.changes import Changes
-from edgesplit_controller.condition import Condition
+from edgesplit_controller.api.security_headers import Hygiene
 from edgesplit_controller.controller import Controller
-from edgesplit_controller.gate import Gate
-from edgesplit_controller.live import Hub
-from edgesplit_controller.metrics import CountedRequests
+from edgesplit_controller.dashboard.assets import load_assets
+from edgesplit_controller.fleet.change_feed import Changes
+from edgesplit_controller.fleet.live_events import Hub
+from edgesplit_controller.observability.metrics import CountedRequests
+from edgesplit_controller.status import Condition
 
 JSON_BYTES = 1_000_000
 SAMPLES_BYTES = 128 * 2**20
@@ -66,7 +66,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     operators.admins,
     operators.certified,
     audit.admins,
-    condition.viewers,
+    status.viewers,
     openapi.viewers,
     profiles.viewers,
     models.viewers,
@@ -85,13 +85,13 @@ ROUTERS: tuple[APIRouter, ...] = (
     devices.viewers,
     devices.operators,
     devices.certified,
-    offline.certified,
+    bundles.certified,
     telemetry.viewers,
     fleet.viewers,
     fleet.operators,
     views.viewers,
     live.viewers,
-    pages.everybody,
+    dashboard.everybody,
     replans.viewers,
     replans.operators,
     replans.operators_of_all,

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Engine, LargeBinary, Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from edgesplit.errors import MalformedMessage, UsageError
-from edgesplit_controller.engines import POSTGRESQL, in_our_words, open_engine, shown
-from edgesplit_controller.schema import bring_up_to_date, known_tables, newest_step, step_of
+from edgesplit_controller.storage.engines import POSTGRESQL, in_our_words, open_engine, shown
+from edgesplit_controller.storage.schema import bring_up_to_date, known_tables, newest_step, step_of
 
 LEFT_OUT: Final = frozenset({"leases"})
 """Tables that say something of running processes only."""

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgesplit.messages import Window
+from edgesplit.mqtt.messages import Window
 from edgesplit.plan import Link, Plan
-from edgesplit_partitioner.measured_costs import Group, Measured, Sent
+from edgesplit_partitioner.costs.from_telemetry import Group, Measured, Sent
 
 Kind = Literal["measured", "emulated", "simulated"]
 KINDS: tuple[Kind, ...] = ("measured", "emulated", "simulated")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgesplit.plan import Plan, Row
-from edgesplit_controller.database import Model
+from edgesplit_controller.replan.decide import Verdict
 from edgesplit_controller.replan.evidence import Voice
 from edgesplit_controller.replan.policy import Policy
-from edgesplit_controller.replan.verdict import Verdict
-from edgesplit_partitioner.measured_costs import Measured
+from edgesplit_controller.storage.database import Model
+from edgesplit_partitioner.costs.from_telemetry import Measured
 
 Key = tuple[str, str, str]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from edgesplit_controller.database import Database, TelemetryRow
 from edgesplit_controller.replan.evidence import Told, read
+from edgesplit_controller.storage.database import Database, TelemetryRow
 
 MOST_MESSAGES = 96
 """Of one device, read at a time."""

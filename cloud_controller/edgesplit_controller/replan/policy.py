@@ -12,9 +12,9 @@ import msgspec
 from sqlalchemy import select
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.database import Database, record
-from edgesplit_controller.replan.verdict import Doubt
-from edgesplit_controller.replan_tables import PolicyRow
+from edgesplit_controller.replan.decide import Doubt
+from edgesplit_controller.storage.database import Database, record
+from edgesplit_controller.storage.tables.replan import PolicyRow
 
 Mode = Literal["auto", "propose", "off"]
 MODES: tuple[Mode, ...] = get_args(Mode)

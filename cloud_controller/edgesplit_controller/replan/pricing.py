@@ -16,8 +16,8 @@ import msgspec
 from edgesplit import plan as plans
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit_controller.replan.evidence import Moment, Voice
-from edgesplit_partitioner.costs import Costs
-from edgesplit_partitioner.measured_costs import bytes_sent
+from edgesplit_partitioner.costs.from_telemetry import bytes_sent
+from edgesplit_partitioner.costs.model import Costs
 
 MOST_MOMENTS = 48
 """Of one device; more are thinned out evenly."""

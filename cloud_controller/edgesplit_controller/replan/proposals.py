@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgesplit_controller.database import Database, record
-from edgesplit_controller.refusals import Conflict, unknown
+from edgesplit_controller.errors import Conflict, unknown
 from edgesplit_controller.replan.finding import Unit
-from edgesplit_controller.replan_tables import ProposalRow
+from edgesplit_controller.storage.database import Database, record
+from edgesplit_controller.storage.tables.replan import ProposalRow
 
 ITSELF = "replan"
 """Who decided, where nobody was asked."""

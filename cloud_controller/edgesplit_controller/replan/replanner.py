@@ -16,26 +16,26 @@ import msgspec
 from sqlalchemy import select
 
 from edgesplit.errors import EdgeError, InfeasibleLimits, ModelRefused, UsageError
-from edgesplit_controller.callers import who_asks
-from edgesplit_controller.database import Database, Device, Model
-from edgesplit_controller.gateways import Gateways
-from edgesplit_controller.planning import Planning
-from edgesplit_controller.refusals import Conflict, unknown
-from edgesplit_controller.registry import Registry
-from edgesplit_controller.releasing import Releasing
+from edgesplit_controller.caller import who_asks
+from edgesplit_controller.errors import Conflict, unknown
+from edgesplit_controller.fleet.gateways import Gateways
+from edgesplit_controller.model_registry.registry import Registry
+from edgesplit_controller.planning.planner_service import Planning
+from edgesplit_controller.releases.build import Releasing
 from edgesplit_controller.replan import finding as findings
 from edgesplit_controller.replan import proposals as kept
+from edgesplit_controller.replan.decide import Doubt, wait_s
 from edgesplit_controller.replan.evidence import believed
 from edgesplit_controller.replan.finding import Key, Unit
-from edgesplit_controller.replan.looking import Looking
+from edgesplit_controller.replan.inspect import Looking
 from edgesplit_controller.replan.policy import Policies, Policy
 from edgesplit_controller.replan.policy import shown as shown_policy
 from edgesplit_controller.replan.proposals import Proposals
-from edgesplit_controller.replan.verdict import Doubt, wait_s
-from edgesplit_controller.replan_tables import ProposalRow
-from edgesplit_controller.rollout.asked import Asked
 from edgesplit_controller.rollout.engine import Made, Wanted
-from edgesplit_partitioner.measured_costs import Measured, alike, as_measured
+from edgesplit_controller.rollout.request import Asked
+from edgesplit_controller.storage.database import Database, Device, Model
+from edgesplit_controller.storage.tables.replan import ProposalRow
+from edgesplit_partitioner.costs.from_telemetry import Measured, alike, as_measured
 
 STALE_S = 600.0
 """After so long a plan is weighed again, whatever was measured."""

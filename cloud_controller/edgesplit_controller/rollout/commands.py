@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from msgspec.structs import replace
 
-from edgesplit_controller.refusals import Conflict
+from edgesplit_controller.errors import Conflict
 from edgesplit_controller.rollout.states import Rollout
 
 Verb = Literal["pause", "resume", "approve", "abort", "rollback"]

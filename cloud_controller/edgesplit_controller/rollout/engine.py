@@ -21,21 +21,21 @@ from sqlalchemy import Select, exists, func, select
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError, UsageError
-from edgesplit_controller.database import Database, Deployment, Device, record
-from edgesplit_controller.devices import described
-from edgesplit_controller.director import Director
-from edgesplit_controller.gates import Evidence
-from edgesplit_controller.refusals import Conflict, unknown
+from edgesplit_controller.errors import Conflict, unknown
+from edgesplit_controller.fleet.devices import described
+from edgesplit_controller.fleet.selector import parse_selector
+from edgesplit_controller.releases.director import Director
 from edgesplit_controller.rollout import store
-from edgesplit_controller.rollout.asked import PLAIN, Asked, terms_of
 from edgesplit_controller.rollout.commands import Verb, command
-from edgesplit_controller.rollout.members import fail
-from edgesplit_controller.rollout.shown import shown_devices, shown_rollout
+from edgesplit_controller.rollout.decide import Step, finish, step
+from edgesplit_controller.rollout.device_step import fail
+from edgesplit_controller.rollout.gates import Evidence
+from edgesplit_controller.rollout.request import PLAIN, Asked, terms_of
 from edgesplit_controller.rollout.states import Member, Rollout
-from edgesplit_controller.rollout.steps import Step, finish, step
 from edgesplit_controller.rollout.terms import MOST_DEVICES, Terms, divide, in_order
-from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
-from edgesplit_controller.selecting import parse_selector
+from edgesplit_controller.rollout.view import shown_devices, shown_rollout
+from edgesplit_controller.storage.database import Database, Deployment, Device, record
+from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import msgspec
 from sqlalchemy import Select, case, func, or_, select, update
 from sqlalchemy.orm import Session, load_only
 
-from edgesplit_controller.database import Deployment, Desired, Device
-from edgesplit_controller.director import AT_ONCE, batched
+from edgesplit_controller.releases.director import AT_ONCE, batched
+from edgesplit_controller.rollout.decide import looked_at
 from edgesplit_controller.rollout.states import (
     ENDED,
     ON_THE_WAY,
@@ -22,10 +22,10 @@ from edgesplit_controller.rollout.states import (
     Seen,
     Tally,
 )
-from edgesplit_controller.rollout.steps import looked_at
 from edgesplit_controller.rollout.terms import BATCH, FETCHING_S, Pace, Terms
-from edgesplit_controller.rollout_tables import RolloutDeviceRow, RolloutRow, RolloutStageRow
-from edgesplit_controller.truth_tables import HeardRow
+from edgesplit_controller.storage.database import Deployment, Desired, Device
+from edgesplit_controller.storage.tables.device_state import HeardRow
+from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 _KEPT = ("state", "stage", "approved", "excused", "why", "outcome", "following", "began", "ended")
 _OF_MEMBER = tuple(name for name in Member.__struct_fields__ if name != "name")

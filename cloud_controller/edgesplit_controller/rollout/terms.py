@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from edgesplit_controller.gates import Gates
+from edgesplit_controller.rollout.gates import Gates
 
 MOST_STAGES = 20
 MOST_DEVICES = 20_000

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgesplit.release import Slice
-from edgesplit.sealed import SliceSource
+from edgesplit.crypto.slice_encryption import SliceSource
+from edgesplit.release.manifest import Slice
 
 if TYPE_CHECKING:
     import numpy as np

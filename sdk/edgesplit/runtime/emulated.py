@@ -10,9 +10,9 @@ import threading
 from collections.abc import Mapping
 from time import perf_counter, sleep
 
-from edgesplit.release import Slice
+from edgesplit.crypto.slice_encryption import SliceSource
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors
-from edgesplit.sealed import SliceSource
 
 TOLERANCE_S = 0.0005
 """A run that overshoots by less than this is the host's timer, not a host that is too slow."""

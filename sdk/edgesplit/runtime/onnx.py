@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import InferenceFailed, ModelRefused
-from edgesplit.providers import CPU, PROVIDERS, Accelerators
-from edgesplit.release import Slice
+from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
+from edgesplit.runtime.onnx_external_data import shareable, weights_outside
 from edgesplit.runtime.onnx_merge import CannotMerge, merged
-from edgesplit.runtime.onnx_weights import shareable, weights_outside
-from edgesplit.runtime.setup import Optimise
-from edgesplit.sealed import SliceInMemory, SliceSource
+from edgesplit.runtime.options import Optimise
+from edgesplit.runtime.providers import CPU, PROVIDERS, Accelerators
 
 GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from edgesplit import onnx_wire
 from edgesplit.errors import EdgeError, TrustError
+from edgesplit.release import onnx_graph
 
 IR_VERSION, GRAPH, OPSETS, FUNCTIONS = 1, 7, 8, 25
 NODE, NAME, INITIALIZER, INPUT, OUTPUT, SPARSE = 1, 2, 5, 11, 12, 15
@@ -28,26 +28,26 @@ def merged(graphs: Mapping[str, bytes], outputs: Collection[str]) -> bytes:
     Its inputs are all that no slice before gives; a weight in `weights.bin` of slice `s` is at `s/weights.bin`.
     """
     try:
-        parts = {name: onnx_wire.read_graph(raw) for name, raw in graphs.items()}
+        parts = {name: onnx_graph.read_graph(raw) for name, raw in graphs.items()}
         return _merged(parts, outputs)
     except TrustError as error:
         raise CannotMerge(f"not graphs as slices have them: {error}") from error
 
 
-def _merged(parts: Mapping[str, onnx_wire.SliceGraph], outputs: Collection[str]) -> bytes:
+def _merged(parts: Mapping[str, onnx_graph.SliceGraph], outputs: Collection[str]) -> bytes:
     first = next(iter(parts.values()))
     if any(one.opsets != first.opsets for one in parts.values()):
         raise CannotMerge("they are of several operator sets")
     if any(one.sparse_initializers for one in parts.values()):
         raise CannotMerge("they hold sparse weights")
-    given = {onnx_wire.value_name(raw): raw for one in parts.values() for raw in one.outputs}
-    taken = {onnx_wire.value_name(raw): raw for one in parts.values() for raw in one.inputs}
+    given = {onnx_graph.value_name(raw): raw for one in parts.values() for raw in one.outputs}
+    taken = {onnx_graph.value_name(raw): raw for one in parts.values() for raw in one.inputs}
     missing = sorted(set(outputs) - set(given))
     if missing:
         raise CannotMerge(f"none of them gives {missing[0][:80]!r}")
     weights = _by_name(
         (
-            (onnx_wire.tensor_name(raw), _relocated(raw, name))
+            (onnx_graph.tensor_name(raw), _relocated(raw, name))
             for name, one in parts.items()
             for raw in one.initializers
         ),
@@ -75,13 +75,13 @@ def _by_name(found: Iterable[tuple[str | bytes, bytes | memoryview]], what: str)
 def _relocated(raw: memoryview, slice_name: str) -> bytes:
     """The initializer, its data looked for in that slice's folder if they lie outside of the graph."""
     made = []
-    for number, value in onnx_wire.fields(raw):
+    for number, value in onnx_graph.fields(raw):
         if isinstance(value, int):
             made.append(_number(number, value))
         elif number != EXTERNAL_DATA:
             made.append(_part(number, value))
         else:
-            entry = {part: bytes(text) for part, text in onnx_wire.fields(value) if not isinstance(text, int)}
+            entry = {part: bytes(text) for part, text in onnx_graph.fields(value) if not isinstance(text, int)}
             if entry.get(_KEY) == b"location":
                 entry[_VALUE] = f"{slice_name}/".encode() + entry[_VALUE]
             made.append(_part(number, b"".join(_part(part, text) for part, text in entry.items())))

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import InferenceFailed, ModelRefused
-from edgesplit.release import Kernels, Slice
+from edgesplit.release.manifest import Kernels, Slice
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit.sealed import SliceInMemory, SliceSource
 
 FILE = "model.tflite"
 INTERPRETERS = ("ai_edge_litert.interpreter", "tflite_runtime.interpreter")

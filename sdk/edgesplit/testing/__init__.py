@@ -1,1 +1,1 @@
-"""What tests of edgesplit and of programs that use it need: `edgesplit.testing.link` shapes a link without root."""
+"""What tests of edgesplit and of programs that use it need: `edgesplit.link_emulation` shapes a link without root."""

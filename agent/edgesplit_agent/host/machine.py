@@ -1,0 +1,39 @@
+"""Disk and memory of the machine, as the kernel tells them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from edgesplit.mqtt.telemetry import BoardSeen
+
+_MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s+(\d{1,15}) kB$", re.MULTILINE)
+
+
+def board(folder: Path, meminfo: Path = Path("/proc/meminfo")) -> BoardSeen:
+    """The disk that `folder` lies on, and the memory; what cannot be read is unknown."""
+    free, whole = _disk(folder)
+    memory = _memory(meminfo)
+    return BoardSeen(
+        disk_free_bytes=free,
+        disk_bytes=whole,
+        memory_free_bytes=memory.get("MemAvailable"),
+        memory_bytes=memory.get("MemTotal"),
+    )
+
+
+def _disk(folder: Path) -> tuple[int | None, int | None]:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None, None
+    return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+
+
+def _memory(meminfo: Path) -> dict[str, int]:
+    try:
+        text = meminfo.read_text("ascii", "replace")[:4_096]
+    except OSError:
+        return {}
+    return {name: 1024 * int(kilobytes) for name, kilobytes in _MEMINFO.findall(text)}

@@ -1,0 +1,129 @@
+"""The systemd unit of the agent, `edgesplit-agent unit`.
+
+Written by the agent that it starts, so that what it may do and what the program does are of one version. Works from
+systemd 245 (Ubuntu 20.04) on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgesplit.errors import UsageError
+
+NAME = "edgesplit-agent.service"
+WATCHDOG_S = 60
+"""A start that loads no model takes a few seconds on the slowest board; an SD card that stalls, tens."""
+
+TEMPLATE = """\
+# Written by `edgesplit-agent unit`; an installation writes it anew. Changes of yours: systemctl edit edgesplit-agent
+# Options of yours: OPTIONS="--fetch-rate 2mbit" in /etc/edgesplit-agent.env
+[Unit]
+Description=edgesplit agent
+Wants=network-online.target time-sync.target
+After=network.target time-sync.target
+# Never gives up for good: a device nobody can reach has nobody to start it again.
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+Environment=PYTHONUNBUFFERED=1
+Environment=OPTIONS=
+EnvironmentFile=-/etc/edgesplit-agent.env
+ExecStart={prefix}/current/bin/edgesplit-agent launch --data {data} --claim {data}/claim.json --log-format json $OPTIONS
+Restart=always
+RestartSec=5s
+# The agent proves that it lives, not a timer: see edgesplit_agent.service.watchdog.
+WatchdogSec={watchdog_s}s
+# Told at once where it hangs, killed whole where it does not end by that.
+WatchdogSignal=SIGABRT
+TimeoutAbortSec=10s
+TimeoutStartSec=180s
+TimeoutStopSec=30s
+# The agent ends its workers; what it leaves is killed.
+KillMode=mixed
+
+User={user}
+StateDirectory={state}
+StateDirectoryMode=0700
+UMask=0077
+{writable}
+# Limits of the whole, the models' workers within: the device's own work goes before.
+CPUWeight=80
+IOWeight=80
+MemoryHigh=75%
+MemoryMax=85%
+TasksMax=512
+OOMPolicy=continue
+OOMScoreAdjust=200
+
+# What no agent needs.
+CapabilityBoundingSet=
+AmbientCapabilities=
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+PrivateMounts=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+RemoveIPC=yes
+KeyringMode=private
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+# Accelerators, and no other device: Coral by PCIe and by USB, Jetson's, GPUs, and the Pi's firmware, which knows of
+# undervoltage. Engines that compile code write where they execute, so MemoryDenyWriteExecute stays off.
+DevicePolicy=closed
+DeviceAllow=char-apex rw
+DeviceAllow=char-usb_device rw
+DeviceAllow=char-drm rw
+DeviceAllow=char-nvidia* rw
+DeviceAllow=char-nvhost* rw
+DeviceAllow=char-nvmap rw
+DeviceAllow=/dev/nvmap rw
+DeviceAllow=/dev/nvhost-ctrl rw
+DeviceAllow=/dev/vcio rw
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where an installation lies, and whom it runs as."""
+
+    prefix: Path = Path("/opt/edgesplit-agent")
+    data: Path = Path("/var/lib/edgesplit-agent")
+    user: str = "edgesplit-agent"
+
+    def __post_init__(self) -> None:
+        for path in (self.prefix, self.data):
+            if not path.is_absolute() or not re.fullmatch(r"[A-Za-z0-9/._+-]+", str(path)):
+                raise UsageError(f"{str(path)!r}: give a full path of letters, digits and ._+- (systemd reads it)")
+        if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", self.user):
+            raise UsageError(f"{self.user!r} is no name of a user")
+
+
+def unit(places: Places) -> str:
+    """The unit's text."""
+    library = Path("/var/lib")
+    inside = places.data.parent == library
+    text = TEMPLATE.format(
+        prefix=places.prefix, data=places.data, user=places.user, watchdog_s=WATCHDOG_S,
+        state=places.data.name if inside else "",
+        writable="" if inside else f"ReadWritePaths={places.data}",
+    )  # fmt: skip
+    return text.replace("StateDirectory=\nStateDirectoryMode=0700\n", "").replace("UMask=0077\n\n", "UMask=0077\n")

@@ -1,0 +1,48 @@
+"""A version's own word, before it ever runs: can it live with this launcher and this data folder?
+
+Run by the version before it, with this version's interpreter: that everything can be loaded is half of the answer, and
+has it compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+NEEDS_LAUNCHER = 1
+"""`launch.CONTRACT` that this version needs of the installed version."""
+
+
+def problem_with(launcher: int, folder_format: int) -> str:
+    """Why this version cannot run beside that launcher, on a data folder of that format; empty where it can."""
+    from edgesplit_agent.state.data_folder import FORMAT, OLDEST_FORMAT
+
+    if launcher < NEEDS_LAUNCHER:
+        return (
+            f"it needs a newer installed version (launcher {NEEDS_LAUNCHER}, here is {launcher}): install it again from"
+            " a newer kit"
+        )
+    if not OLDEST_FORMAT <= folder_format <= FORMAT:
+        return f"it reads data folders of format {OLDEST_FORMAT} to {FORMAT}, and this one is of format {folder_format}"
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the answer as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--launcher", type=int, default=0)
+    parser.add_argument("--format", type=int, default=0)
+    options = parser.parse_known_args(argv)[0]
+    import edgesplit
+    import edgesplit_agent.main  # noqa: F401 - as it is started
+    from edgesplit_agent.host.preload import warm
+
+    warm()
+    print(json.dumps({"version": edgesplit.__version__, "problem": problem_with(options.launcher, options.format)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,0 @@
-"""`edgectl bundle`: what devices without a network shall run, in a folder or a tar file (`edgesplit.offline`).
-
-`writing` puts files there, `making` asks the controller for them.
-"""

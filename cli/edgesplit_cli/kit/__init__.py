@@ -1,7 +1,0 @@
-"""The kit: a folder of files with FAT-safe names that installs the agent offline (docs/decisions/0036)."""
-
-from edgesplit_cli.kit.build import build_kit
-from edgesplit_cli.kit.description import Kit, read_kit
-from edgesplit_cli.kit.target import Target
-
-__all__ = ["Kit", "Target", "build_kit", "read_kit"]

@@ -1,0 +1,33 @@
+"""Addresses on the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from edgesplit.errors import UsageError
+from edgesplit.observability.metrics_server import parse_address
+
+
+class MetricsAddress(click.ParamType[tuple[str, int]]):
+    """ADDRESS:PORT, checked."""
+
+    name = "ADDRESS:PORT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """The address and the port."""
+        try:
+            return parse_address(str(value))
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+    @staticmethod
+    def text(address: tuple[str, int] | None) -> str:
+        """As a process that is started reads it; empty for none."""
+        if address is None:
+            return ""
+        return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+
+METRICS = MetricsAddress()

@@ -1,0 +1,18 @@
+"""The API's own description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from edgesplit_controller.api.authorisation import viewer_routes
+from edgesplit_controller.api.openapi import describe
+
+viewers = viewer_routes()
+
+
+@viewers.get("/openapi.json")
+def openapi(request: Request) -> dict[str, Any]:
+    """This description."""
+    return describe(request.app)

@@ -1,0 +1,61 @@
+"""What a page of the dashboard shows, in one answer each: a reading of what other routes tell in parts."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Query, Request
+from fastapi.responses import Response
+
+from edgesplit_controller.api.authorisation import viewer_routes
+from edgesplit_controller.api.dispatch import controller_of, heavily
+from edgesplit_controller.dashboard import views
+from edgesplit_controller.fleet.table import MOST_NAMES
+from edgesplit_controller.planning.planner_service import Wish
+
+viewers = viewer_routes()
+WORTH_PACKING = 16_384
+Names = Annotated[list[str] | None, Query(max_length=MOST_NAMES)]
+Newest = Annotated[int, Query(ge=1, le=1_000)]
+
+
+@viewers.get("/views/fleet")
+def fleet_view(request: Request, name: Names = None) -> Response:
+    """A line per device: those named, or all."""
+    return _packed(request, views.fleet(controller_of(request), names=name or ()))
+
+
+@viewers.get("/views/devices/{name}/curves")
+def device_curves(request: Request, name: str) -> list[dict[str, Any]]:
+    """The plans that a device chooses by, over bandwidth, and where on them it is."""
+    return views.device_curves(controller_of(request), name)
+
+
+@viewers.get("/views/devices/{name}/events")
+def device_events(request: Request, name: str, newest: Newest = 100) -> list[dict[str, Any]]:
+    """The newest events about one device, oldest first."""
+    return views.device_events(controller_of(request), name, newest)
+
+
+@viewers.get("/views/models/{reference}")
+def model_view(request: Request, reference: str) -> dict[str, Any]:
+    """A model with its newest releases and their plans."""
+    return views.model(controller_of(request), reference)
+
+
+@viewers.get("/models/{reference}/picture.svg")
+async def plan_picture(request: Request, reference: str, device: str, link: str = "") -> Response:
+    """The plan for a device profile and a link, as `edgectl plan --plot` draws it."""
+    raw = await heavily(request, views.picture, controller_of(request), reference, device, link, Wish())
+    return Response(raw, media_type="image/svg+xml")
+
+
+def _packed(request: Request, told: dict[str, Any]) -> Response:
+    """JSON of a fleet, which has megabytes: encoded at once, and in gzip for who takes it."""
+    raw = msgspec.json.encode(told)
+    headers = {"vary": "accept-encoding"}
+    if len(raw) > WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+        raw, headers["content-encoding"] = gzip.compress(raw, 1, mtime=0), "gzip"
+    return Response(raw, media_type="application/json", headers=headers)

@@ -1,0 +1,172 @@
+"""Writes a backup while the controller runs: first one moment of the database, then what its rows speak of.
+
+Blobs are only ever added, and a release is in the repository before it is in the database: so whatever the rows name is
+found after them. The file appears whole, under its name, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+import edgesplit
+from edgesplit.atomic_files import sync_folder
+from edgesplit.errors import UsageError
+from edgesplit_controller.backup.envelope import SCRYPT_N, Opener, Sealing
+from edgesplit_controller.backup.rows import export_rows
+from edgesplit_controller.tuf.repository import Repository
+
+ROWS: Final = "database.jsonl"
+LIST: Final = "backup.json"
+"""The last member: what must have come before it."""
+KEYS: Final = ("keys", "tuf/keys")
+SECRETS: Final = (*KEYS, "tuf/pending.json", "operator.token")
+KEPT: Final = ("tuf", "keys", "operator.token", "ports.json")
+MEMORY_BYTES: Final = 32 * 2**20
+"""Of the rows; more of them wait in a nameless file beside the backup."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One file in a backup."""
+
+    bytes: int
+    sha256: str
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a backup."""
+
+    files: dict[str, Member]
+    blobs: bool
+
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are done, of how many."""
+
+
+def make_backup(
+    data: Path,
+    database_url: str,
+    file: Path,
+    opener: Opener,
+    *,
+    keys: bool,
+    blobs: bool,
+    now: float,
+    progress: Progress = lambda done, of: None,
+    replace: bool = False,
+    scrypt_n: int = SCRYPT_N,
+) -> Contents:
+    """Write a backup of the controller in `data`; what is in it. With `keys` it must be sealed for somebody."""
+    if not (data / "keys" / "ca.pem").is_file():
+        raise UsageError(f"{data} is no controller's data folder: give it with `edgectl --data DIR backup ...`")
+    if keys and not (opener.passphrase or opener.recipient):
+        raise UsageError("a backup with keys is sealed: by a passphrase, or --to PUBLIC-KEY")
+    if file.exists() and not replace:
+        raise UsageError(f"{file} is there already: --force replaces it")
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:
+            with Sealing(
+                raw, opener, created=now, version=edgesplit.__version__, keys=keys, scrypt_n=scrypt_n
+            ) as sealed:
+                contents = _write(data, database_url, sealed, keys=keys, blobs=blobs, progress=progress)
+            raw.flush()
+            os.fsync(raw.fileno())
+        os.replace(part, file)
+        sync_folder(file.parent)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return contents
+
+
+def _write(data: Path, database_url: str, sealed: Sealing, *, keys: bool, blobs: bool, progress: Progress) -> Contents:
+    files: dict[str, Member] = {}
+    done = 0
+    with (
+        tempfile.SpooledTemporaryFile(MEMORY_BYTES) as rows,
+        tarfile.open(fileobj=sealed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for line in export_rows(database_url):
+            rows.write(line)
+        size = rows.tell()
+        rows.seek(0)
+        with Repository(data / "tuf").exclusive():
+            small = [(name, (data / name).read_bytes()) for name in _small(data, keys)]
+        many = list(_blobs(data)) if blobs else []
+        total = size + sum(len(content) for _, content in small) + sum(path.stat().st_size for _, path in many)
+
+        def add(name: str, content: IO[bytes], size: int) -> None:
+            nonlocal done
+            files[name] = _add(tar, name, content, size)
+            done += size
+            progress(done, total)
+
+        add(ROWS, rows, size)
+        for name, content in small:
+            add(name, io.BytesIO(content), len(content))
+        for name, path in many:
+            with path.open("rb") as blob:
+                add(name, blob, path.stat().st_size)
+            if files[name].sha256 != path.name:
+                raise UsageError(f"blob {path.name[:12]} is damaged on disk: a backup of it would be too")
+        contents = Contents(files=files, blobs=blobs)
+        raw = msgspec.json.encode(contents)
+        _add(tar, LIST, io.BytesIO(raw), len(raw))
+    return contents
+
+
+def _small(data: Path, keys: bool) -> Iterator[str]:
+    """Names of files that are read at one moment: the repository and the keys."""
+    for top in KEPT:
+        found = sorted((data / top).rglob("*")) if (data / top).is_dir() else [data / top]
+        for path in found:
+            name = path.relative_to(data).as_posix()
+            hidden = any(part.startswith(".") for part in path.relative_to(data).parts)
+            if path.is_file() and not hidden and (keys or not is_secret(name)):
+                yield name
+
+
+def is_secret(name: str) -> bool:
+    """Must this file be in no backup that anybody can open?"""
+    return any(name == secret or name.startswith(f"{secret}/") for secret in SECRETS)
+
+
+def _blobs(data: Path) -> Iterator[tuple[str, Path]]:
+    for folder in sorted((data / "blobs").glob("[0-9a-f][0-9a-f]")):
+        for path in sorted(folder.iterdir()):
+            yield f"blobs/{folder.name}/{path.name}", path
+
+
+class _Hashing(io.RawIOBase):
+    """Hashes what is read of a file, and knows how much that was."""
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content = content
+        self.hash = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._content.read(size)
+        self.hash.update(data)
+        return data
+
+
+def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> Member:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    hashing = _Hashing(content)
+    tar.addfile(info, hashing)
+    return Member(size, hashing.hash.hexdigest())

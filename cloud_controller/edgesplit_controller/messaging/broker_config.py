@@ -1,0 +1,183 @@
+"""What a broker that somebody else runs needs of us: its configuration, who may do what, certificates, the revocation
+list, and a page that says which file goes where (`edgectl up --print-broker-config`).
+
+The rules are those of the embedded broker. mosquitto's files are started and attacked by the tests; EMQX's follow its
+documentation (5.8) and its grammar is checked, but no EMQX has run with them here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from edgesplit.atomic_files import write_durably
+from edgesplit.errors import UsageError
+from edgesplit.limits import LIMITS
+from edgesplit.mqtt.messages import ROOT
+from edgesplit.mqtt.session import PACKET_BYTES
+from edgesplit.trust.identity import Credentials
+from edgesplit_controller.messaging.broker import CONTROLLER, DEVICE_READS, DEVICE_WRITES, access_rules, configuration
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.settings import BrokerKind
+
+SERVER: Final = "broker-elsewhere"
+"""Whose certificate it is, in the controller's keys folder."""
+
+
+def write_broker_files(
+    kind: BrokerKind,
+    folder: Path,
+    authority: Authority,
+    revoked: bytes,
+    hosts: Sequence[str],
+    port: int,
+    *,
+    installed_at: Path | None = None,
+) -> list[Path]:
+    """Write into `folder` what a broker needs that is reached as `hosts`; the files. They name each other as they will
+    lie in `installed_at`, where that is another folder. `revoked` is the revocation list as it is now."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: give another with --out")
+    issued = authority.issue_server(SERVER, hosts)
+    place = (installed_at or folder).absolute()
+    credentials = Credentials(place / "broker.key", place / "broker.pem", place / "ca.pem")
+    files = {
+        "ca.pem": authority.ca_pem.encode(),
+        "broker.pem": issued.certificate_file.read_bytes(),
+        "broker.key": issued.key_file.read_bytes(),
+        "revoked.pem": revoked,
+        **{name: text.encode() for name, text in _FILES[kind](place, credentials, port).items()},
+    }
+    try:
+        for name, data in files.items():
+            write_durably(folder / name, data, mode=0o600 if name == "broker.key" else 0o644)
+    except OSError as error:
+        raise UsageError(f"cannot write in {folder}: {error.strerror}; choose another folder with --out") from error
+    return [folder / name for name in sorted(files)]
+
+
+def _mosquitto(place: Path, credentials: Credentials, port: int) -> Mapping[str, str]:
+    return {
+        "mosquitto.conf": configuration(place, credentials, "", port, "mosquitto", place / "revoked.pem"),
+        "acl": access_rules(),
+        "README.txt": _MOSQUITTO.format(place=place),
+    }
+
+
+def _emqx(place: Path, credentials: Credentials, port: int) -> Mapping[str, str]:
+    return {
+        "emqx.conf": emqx_configuration(place, credentials, port),
+        "acl.conf": emqx_rules(),
+        "README.txt": _EMQX.format(place=place),
+    }
+
+
+def emqx_configuration(place: Path, credentials: Credentials, port: int) -> str:
+    """What goes at the end of emqx.conf, in HOCON."""
+
+    def quoted(value: object) -> str:
+        return json.dumps(str(value))
+
+    lines = [
+        "# A certificate's name is user and client id; only TLS 1.3 with our certificates comes in.",
+        *(f"listeners.{other}.default.enable = false" for other in ("tcp", "ws", "wss")),
+        "listeners.ssl.default {",
+        f'  bind = "0.0.0.0:{port}"',
+        "  tcp_options.nodelay = true",
+        "  ssl_options {",
+        f"    cacertfile = {quoted(credentials.ca_file)}",
+        f"    certfile = {quoted(credentials.certificate_file)}",
+        f"    keyfile = {quoted(credentials.key_file)}",
+        '    versions = ["tlsv1.3"]',
+        "    verify = verify_peer",
+        "    fail_if_no_peer_cert = true",
+        "  }",
+        "}",
+        "mqtt {",
+        "  peer_cert_as_username = cn",
+        "  peer_cert_as_clientid = cn",
+        f"  max_packet_size = {PACKET_BYTES}B",
+        "  max_mqueue_len = 256",
+        "  mqueue_store_qos0 = true",
+        "  shared_subscription = true",
+        "}",
+        "retainer {",
+        "  enable = true",
+        f"  max_payload_size = {LIMITS.message_bytes}B",
+        "}",
+        "authorization {",
+        "  no_match = deny",
+        "  deny_action = ignore",
+        "  sources = [",
+        f"    {{ type = file, enable = true, path = {quoted(place / 'acl.conf')} }}",
+        "  ]",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def emqx_rules() -> str:
+    """acl.conf for EMQX: the rules of `broker.access_rules` as Erlang terms."""
+    own = {action: [f"{ROOT}/${{username}}/{kind}" for kind in kinds] for action, kinds in _ACTIONS.items()}
+    reads = [*own["subscribe"], f"{ROOT}/chunk/+"]
+    rules = [
+        f'{{allow, {{username, {{re, "^{CONTROLLER}([.][0-9]+)?$"}}}}, all, ["{ROOT}/#"]}}.',
+        f"{{allow, all, publish, {_terms(own['publish'])}}}.",
+        f"{{allow, all, subscribe, {_terms(reads)}}}.",
+        "{deny, all}.",
+    ]
+    return "\n".join(rules) + "\n"
+
+
+def _terms(topics: list[str]) -> str:
+    return json.dumps(topics)
+
+
+_ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {"publish": DEVICE_WRITES, "subscribe": DEVICE_READS}
+_FILES: Final[Mapping[BrokerKind, Callable[[Path, Credentials, int], Mapping[str, str]]]] = {
+    "mosquitto": _mosquitto,
+    "emqx": _emqx,
+}
+_COMMON: Final = """\
+Broker of an edgesplit controller. All of these files lie in {place}, readable by the broker's user alone:
+
+    ca.pem        the authority; only certificates that it issued come in
+    broker.pem    this broker's certificate        broker.key    its private key: a secret
+    revoked.pem   certificates that are not to be believed any more, as of now
+
+"""
+_MOSQUITTO: Final = (
+    _COMMON
+    + """    mosquitto.conf, acl    mosquitto 2.0 or later:  mosquitto -c {place}/mosquitto.conf
+
+Start the controller with  edgectl up --broker mqtts://HOST:PORT --on-revocation COMMAND
+
+Revocation. mosquitto reads revoked.pem again on SIGHUP, and leaves sessions alone; the controller ends the session of a
+revoked device itself. COMMAND brings the file in $EDGESPLIT_CRL here, whole, and sends the signal. On the same machine:
+
+    install -m 640 -g mosquitto "$EDGESPLIT_CRL" {place}/.new && mv {place}/.new {place}/revoked.pem
+        && pkill -HUP -x mosquitto
+
+and on another one the same by scp and ssh. It runs again every few seconds until it succeeds. The broker's certificate
+lasts a year: write these files anew before its end.
+"""
+)
+_EMQX: Final = (
+    _COMMON
+    + """    emqx.conf     append it to EMQX's own (5.8 or later)        acl.conf    the rules that it names
+
+Start the controller with  edgectl up --broker mqtts://HOST:PORT
+
+These two files follow EMQX's documentation; the makers of edgesplit had no EMQX to try them on.
+
+Revocation. EMQX checks lists of revoked certificates only by a distribution point in the certificate, and these have
+none: nothing here keeps a revoked device from connecting again. The controller ends its session when it is revoked and
+each time that it says something, and what it says is dropped. Where that is not enough, let a proxy end TLS in front
+of EMQX by ca.pem and revoked.pem (HAProxy: `verify required ca-file ca.pem crl-file revoked.pem` and
+`send-proxy-v2-ssl-cn`; EMQX: `listeners.tcp.default.proxy_protocol = true`), and reload it with --on-revocation
+COMMAND, which finds a new list in $EDGESPLIT_CRL. The broker's certificate lasts a year: write these files anew before
+its end.
+"""
+)

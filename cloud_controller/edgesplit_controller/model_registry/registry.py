@@ -1,0 +1,283 @@
+"""Models by `name@version`, immutable, with their input spec and their samples.
+
+A push of the same content (file, input spec and bindings) under the same name is the version that is there already.
+What a model file must be is `edgesplit_partitioner.onnx_format.model`'s to say; here it is kept and found again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import threading
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+
+from edgesplit.errors import EdgeError, UsageError
+from edgesplit.identifiers import ModelRef, model_name
+from edgesplit.input_spec import InputSpec, parse_input_spec, prepare
+from edgesplit.limits import LIMITS
+from edgesplit.oip.protocol import check_tensors as check_inputs
+from edgesplit.release.agent_release import AGENT
+from edgesplit.runtime import Tensors
+from edgesplit_controller.errors import Conflict, unknown
+from edgesplit_controller.storage.blobs import BlobStore, map_file
+from edgesplit_controller.storage.database import Database, Measurement, Model, Sample, record
+from edgesplit_partitioner.costs.build import main_operator
+from edgesplit_partitioner.ir.graph import LayerGraph
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
+from edgesplit_partitioner.model_loader import prepare_model
+from edgesplit_partitioner.onnx_format.archive import Data, write_parts
+from edgesplit_partitioner.onnx_format.model import with_input_layer
+
+MODELS = Model.name != AGENT
+"""Rows of that name are the agent's own versions (`agent_releases`)."""
+LABELS = "labels"
+"""Kind of the record that holds the classes of a model's samples."""
+SAMPLES = 64
+"""Kept per model, at most."""
+LOADED = 2
+"""Models kept in memory, parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to plan and to cut: with the input layer, where there is an input spec."""
+
+    prepared: PreparedModel
+    graph: LayerGraph
+    spec: InputSpec | None
+
+
+class Registry:
+    """The models of one controller."""
+
+    def __init__(self, database: Database, blobs: BlobStore, *, now: Callable[[], float]) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._now = now
+        self._loaded: OrderedDict[tuple[str, str], LoadedModel] = OrderedDict()
+        self._loading = threading.Lock()
+
+    def push(self, part: Path, name: str, input_text: str = "", bindings: Mapping[str, int] | None = None) -> Model:
+        """Keep the model file at `part` (it is moved away); ModelRefused or UsageError say why not."""
+        if model_name(name) == AGENT:
+            raise UsageError(f"{AGENT} is the agent itself: `edgectl agent push` takes a kit of it")
+        bound = dict(bindings or {})
+        text = " ".join(input_text.split())
+        try:
+            loaded = load_model(map_file(part), text, bound)
+            size = part.stat().st_size
+            digest = self._blobs.put_file(part)
+        finally:
+            part.unlink(missing_ok=True)
+        optimised = self._keep_optimised(loaded)
+        with self._database.write() as session:
+            same = (Model.name == name, Model.sha256 == digest, Model.input_text == text)
+            for there in session.scalars(select(Model).where(*same)):
+                if there.bindings == bound:
+                    return there
+            newest = session.scalar(select(func.max(Model.version)).where(Model.name == name)) or 0
+            model = Model(
+                name=name, version=newest + 1, sha256=digest, optimised_sha256=optimised, bytes=size, input_text=text,
+                bindings=bound, shown=_shown(loaded), created=self._now(),
+            )  # fmt: skip
+            session.add(model)
+            record(session, self._now(), "operator", "model.pushed", model.ref, sha256=digest)
+        self._remember(model, loaded)
+        return model
+
+    def get(self, reference: str) -> Model:
+        """The model meant by `name` (its newest version) or `name@version`, with near matches in the error."""
+        wanted = ModelRef.parse(reference)
+        if wanted.name == AGENT:
+            raise UsageError(f"{AGENT} is the agent itself, and no model: see `edgectl agent`")
+        with self._database.read() as session:
+            of_name = select(Model).where(Model.name == wanted.name).order_by(Model.version.desc())
+            versions = session.scalars(of_name).all()
+            if not versions:
+                raise unknown("model", wanted.name, session.scalars(select(Model.name).where(MODELS).distinct()))
+        for model in versions:
+            if wanted.version in (None, model.version):
+                return model
+        raise unknown("model", str(wanted), (model.ref for model in versions))
+
+    def all(self) -> Sequence[Model]:
+        """Every model, by name and version."""
+        with self._database.read() as session:
+            return session.scalars(select(Model).where(MODELS).order_by(Model.name, Model.version)).all()
+
+    def load(self, model: Model) -> LoadedModel:
+        """The model, parsed; the last few are kept in memory."""
+        key = _key(model)
+        with self._loading:
+            if key in self._loaded:
+                self._loaded.move_to_end(key)
+                return self._loaded[key]
+            loaded = load_model(self._blobs.mapped(model.sha256), model.input_text, model.bindings)
+        self._remember(model, loaded)
+        return loaded
+
+    def add_samples(
+        self,
+        model: Model,
+        frames: Iterable[bytes] = (),
+        tensors: Iterable[bytes] = (),
+        *,
+        labels: Mapping[bytes, int] | None = None,
+    ) -> int:
+        """Keep sample inputs (JPEG frames; tensors by name as .npz); how many the model has now.
+
+        `labels` gives the class that a sample, by its bytes, shows.
+        """
+        loaded = self.load(model)
+        checked = [("frame", check_frame(loaded, frame)) for frame in frames]
+        checked += [("tensors", check_tensors(loaded, archive)) for archive in tensors]
+        digests = self._blobs.put_all(data for _, data in checked)
+        with self._database.write() as session:
+            known = set(session.scalars(select(Sample.sha256).where(Sample.model_id == model.id)))
+            fresh = {digest: kind for (kind, _), digest in zip(checked, digests, strict=True) if digest not in known}
+            if len(known) + len(fresh) > SAMPLES:
+                raise Conflict(
+                    f"{model.ref} has {len(known)} samples; {len(fresh)} more are over the limit of {SAMPLES}"
+                )
+            session.add_all(Sample(model_id=model.id, sha256=digest, kind=kind) for digest, kind in fresh.items())
+            named = {hashlib.sha256(sample).hexdigest(): label for sample, label in (labels or {}).items()}
+            if named:
+                kept = _labels_of(session, model)
+                kept.content = {**kept.content, **named}
+            return len(known) + len(fresh)
+
+    def samples(self, model: Model, most: int = SAMPLES) -> list[bytes | Tensors]:
+        """The model's samples, oldest first: a frame as bytes, tensors as arrays by name."""
+        with self._database.read() as session:
+            rows = session.scalars(
+                select(Sample).where(Sample.model_id == model.id).order_by(Sample.id).limit(most)
+            ).all()
+        return [_sample(row.kind, self._blobs.get(row.sha256)) for row in rows]
+
+    def labels(self, model: Model, most: int = SAMPLES) -> list[int | None]:
+        """The classes that these samples show; None where that was not told."""
+        chosen = select(Sample.sha256).where(Sample.model_id == model.id).order_by(Sample.id).limit(most)
+        with self._database.read() as session:
+            known = session.scalars(_labels_query(model)).first()
+            return [(known.content if known else {}).get(digest) for digest in session.scalars(chosen)]
+
+    def _keep_optimised(self, loaded: LoadedModel) -> str:
+        """As it is measured and cut; written piece by piece, for it may be larger than the memory."""
+        part = self._blobs.incoming_file()
+        try:
+            with part.open("wb") as target:
+                write_parts(*loaded.prepared.parts_of_file, target)
+            return self._blobs.put_file(part)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _remember(self, model: Model, loaded: LoadedModel) -> None:
+        with self._loading:
+            self._loaded[_key(model)] = loaded
+            while len(self._loaded) > LOADED:
+                self._loaded.popitem(last=False)
+
+
+def load_model(raw: Data, input_text: str, bindings: Mapping[str, int]) -> LoadedModel:
+    """A model file, read and checked, with its input layer if `input_text` spells one."""
+    spec = parse_input_spec(input_text) if input_text else None
+    prepared = prepare_model(raw, bindings)
+    if spec is None:
+        return LoadedModel(prepared, prepared.graph, None)
+    graph, filled = with_input_layer(prepared, spec)
+    return LoadedModel(prepared, graph, filled)
+
+
+def check_frame(loaded: LoadedModel, frame: bytes) -> bytes:
+    """`frame` if the model's input spec can read it; UsageError otherwise."""
+    if loaded.spec is None:
+        raise UsageError("this model takes tensors, not frames: it was pushed without an input spec")
+    try:
+        prepare(loaded.spec, frame)
+    except EdgeError as error:
+        raise UsageError(f"a sample is refused: {error}") from error
+    return frame
+
+
+def check_tensors(loaded: LoadedModel, archive: bytes) -> bytes:
+    """`archive` if it holds exactly the tensors that the model reads, in their shapes; UsageError otherwise."""
+    if loaded.spec is not None:
+        raise UsageError(f"this model takes frames ({loaded.spec.media}), not tensors")
+    check_inputs(read_tensors(archive), loaded.prepared.inputs)
+    return archive
+
+
+_NO_ARRAYS = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, NotImplementedError, MemoryError,
+    SyntaxError, OverflowError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What zipfile and numpy raise for bytes that are no archive of arrays, or one that is encrypted or oddly packed."""
+
+
+def read_tensors(archive: bytes) -> dict[str, Any]:
+    """The arrays of an .npz by name; nothing is ever unpickled, and no more unpacked than a request could hold."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as listed:
+            unpacked = sum(member.file_size for member in listed.infolist())
+        if unpacked > LIMITS.http_body_bytes:
+            raise UsageError(f"a sample has {unpacked} bytes unpacked, at most {LIMITS.http_body_bytes}")
+        with np.load(io.BytesIO(archive), allow_pickle=False) as opened:
+            return {name: opened[name] for name in opened.files}
+    except _NO_ARRAYS as error:
+        raise UsageError(f"a sample is no .npz of plain arrays: {error}") from error
+
+
+def _sample(kind: str, data: bytes) -> bytes | Tensors:
+    return data if kind == "frame" else read_tensors(data)
+
+
+def _labels_query(model: Model) -> Select[Measurement]:
+    return select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == LABELS)
+
+
+def _labels_of(session: Session, model: Model) -> Measurement:
+    """Where the labels of a model's samples are kept: class by digest."""
+    row = session.scalars(_labels_query(model)).first()
+    if row is None:
+        row = Measurement(model_id=model.id, kind=LABELS, place="operator", content={}, taken=0.0)
+        session.add(row)
+    return row
+
+
+def _key(model: Model) -> tuple[str, str]:
+    return model.ref, model.sha256
+
+
+def _shown(loaded: LoadedModel) -> dict[str, Any]:
+    """What people ask of a model: what it reads, what it answers, its layers."""
+    tensors = loaded.graph.tensors
+
+    def shown(names: Iterable[str]) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "datatype": tensors[name].datatype, "shape": list(tensors[name].shape)} for name in names
+        ]
+
+    layers = [
+        {
+            "name": layer.name,
+            "operator": main_operator(layer),
+            "weight_bytes": layer.weight_bytes,
+            "output_bytes": sum(tensors[name].bytes for name in layer.writes),
+        }
+        for layer in loaded.graph.layers
+    ]
+    spec = msgspec.to_builtins(loaded.spec) if loaded.spec is not None else None
+    ends = {"inputs": shown(loaded.graph.inputs), "outputs": shown(loaded.graph.outputs)}
+    return {**ends, "layers": layers, "input_spec": spec}

@@ -1,0 +1,81 @@
+"""Keys of the authority and of the servers that browsers talk to: ECDSA over P-256, for browsers know no Ed25519.
+
+An installation whose authority was made with Ed25519 keeps it: devices believe it as before, and browsers warn.
+Devices' own keys are Ed25519 either way (`edgesplit.trust.identity`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from edgesplit.atomic_files import write_durably
+from edgesplit.errors import UsageError
+
+AuthorityKey = Ed25519PrivateKey | EllipticCurvePrivateKey
+Signed = TypeVar("Signed", covariant=True)
+
+
+class Builder(Protocol[Signed]):
+    """A certificate, or a revocation list, to be signed."""
+
+    def sign(self, private_key: AuthorityKey, algorithm: SHA256 | None) -> Signed:
+        """It, signed."""
+        ...
+
+
+def load_or_make_authority_key(path: Path) -> AuthorityKey:
+    """The key kept in `path`, of either kind; one that browsers understand is made there if there is none."""
+    found = _load(path)
+    if found is None:
+        return _make(path)
+    if not isinstance(found, Ed25519PrivateKey | EllipticCurvePrivateKey):
+        raise UsageError(f"{path} holds no key of an authority; restore it from a backup")
+    if path.stat().st_mode & 0o077:
+        os.chmod(path, 0o600)
+    return found
+
+
+def load_or_make_web_key(path: Path) -> EllipticCurvePrivateKey:
+    """The key of a server that browsers talk to. One that they do not understand makes way for another."""
+    found = _load(path)
+    return found if isinstance(found, EllipticCurvePrivateKey) else _make(path)
+
+
+def signed(builder: Builder[Signed], key: AuthorityKey) -> Signed:
+    """What was built, signed as this kind of key signs."""
+    return builder.sign(key, None if isinstance(key, Ed25519PrivateKey) else SHA256())
+
+
+def raw_bytes(key: AuthorityKey) -> bytes:
+    """The secret number alone, to derive other secrets from."""
+    if isinstance(key, Ed25519PrivateKey):
+        return key.private_bytes_raw()
+    return key.private_numbers().private_value.to_bytes(32, "big")
+
+
+def _load(path: Path) -> object | None:
+    try:
+        return serialization.load_pem_private_key(path.read_bytes(), None)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"cannot read the private key {path}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} holds no private key in PEM; restore it from a backup") from error
+
+
+def _make(path: Path) -> EllipticCurvePrivateKey:
+    key = generate_private_key(SECP256R1())
+    raw = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    try:
+        write_durably(path, raw, mode=0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write the private key {path}: {error.strerror}") from error
+    return key

@@ -1,0 +1,125 @@
+"""Bytes by their SHA-256, in a folder. What was put is there after a power cut; what is got is what was put.
+
+Grows into an object store of the same four methods. Nothing is ever overwritten or removed here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgesplit.atomic_files import sync_folder
+from edgesplit.errors import EdgeError, UsageError
+from edgesplit.identifiers import sha256_hex
+
+
+class BlobLost(EdgeError):
+    """A blob that should be there is missing or damaged: the disk's fault, told to the operator."""
+
+
+class BlobStore:
+    """The blobs of one data folder. Safe from any thread and process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._incoming = folder / "incoming"
+        self._incoming.mkdir(parents=True, exist_ok=True)
+
+    def path(self, sha256: str) -> Path:
+        """Where that blob lies, whether it is there or not."""
+        return self._folder / sha256_hex(sha256)[:2] / sha256
+
+    def put(self, data: bytes) -> str:
+        """Keep `data`; its SHA-256."""
+        return self.put_all([data])[0]
+
+    def put_all(self, many: Iterable[bytes | memoryview]) -> list[str]:
+        """Keep each; their SHA-256, in order. Folders are synced once, after the last."""
+        digests: list[str] = []
+        touched: set[Path] = set()
+        for data in many:
+            digest = hashlib.sha256(data).hexdigest()
+            digests.append(digest)
+            if not self._has_whole(digest, len(data)):
+                part = self.incoming_file()
+                part.write_bytes(data)
+                touched.add(self._adopt(part, digest))
+        for folder in touched:
+            sync_folder(folder)
+        return digests
+
+    def put_file(self, part: Path) -> str:
+        """Move a file made by `incoming_file` in; its SHA-256."""
+        with part.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if self._has_whole(digest, part.stat().st_size):
+            part.unlink()
+        else:
+            sync_folder(self._adopt(part, digest))
+        return digest
+
+    def incoming_file(self) -> Path:
+        """A fresh path on the same file system, to write to and then `put_file`."""
+        return self._incoming / uuid.uuid4().hex
+
+    def clear_incoming(self, older_than_s: float = 0.0) -> None:
+        """Forget uploads that a killed process left half; those that nobody wrote to for so long, where other
+        processes use this folder too."""
+        for left in self._incoming.iterdir():
+            try:
+                if time.time() - left.stat().st_mtime >= older_than_s:
+                    left.unlink()
+            except FileNotFoundError:
+                continue
+
+    def get(self, sha256: str) -> bytes:
+        """The blob's bytes, checked."""
+        try:
+            data = self.path(sha256).read_bytes()
+        except OSError as error:
+            raise BlobLost(f"blob {sha256[:12]} cannot be read: {error.strerror}") from error
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise BlobLost(f"blob {sha256[:12]} is damaged on disk")
+        return data
+
+    def mapped(self, sha256: str) -> bytes | mmap.mmap:
+        """The blob's bytes, checked, and mapped: they take no memory that anything else needs."""
+        try:
+            found = map_file(self.path(sha256))
+        except OSError as error:
+            raise BlobLost(f"blob {sha256[:12]} cannot be read: {error.strerror}") from error
+        if hashlib.sha256(found).hexdigest() != sha256:
+            raise BlobLost(f"blob {sha256[:12]} is damaged on disk")
+        return found
+
+    def _has_whole(self, sha256: str, size: int) -> bool:
+        try:
+            return self.path(sha256).stat().st_size == size
+        except FileNotFoundError:
+            return False
+
+    def _adopt(self, part: Path, digest: str) -> Path:
+        """Sync the file's bytes and rename it to its name; the folder still to be synced."""
+        try:
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            target = self.path(digest)
+            if not target.parent.is_dir():
+                target.parent.mkdir(exist_ok=True)
+                sync_folder(self._folder)
+            os.replace(part, target)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UsageError(f"cannot keep a blob in {self._folder}: {error.strerror}") from error
+        return target.parent
+
+
+def map_file(path: Path) -> bytes | mmap.mmap:
+    """A file's bytes, mapped; they stay when it is renamed or removed."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""

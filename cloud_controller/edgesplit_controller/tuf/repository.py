@@ -1,0 +1,620 @@
+"""The TUF repository on disk, and the director's signature.
+
+Promises: metadata is written durably, the timestamp last, so that a crash at any write leaves the repository as it was
+before; nothing is kept in memory between calls, so several processes may share the folder. Versions are
+max(stored + 1, Unix time): a restored backup never goes back. The root role's versions count by one, as TUF demands.
+Each role is signed with those of its keys that lie here. Where the release key lies elsewhere, what it must sign is
+prepared here, signed there, and checked before it counts; snapshot and timestamp go on without it.
+Leaves to others: changes of the keys (`rotation.py`).
+
+    <folder>/keys/         signers, see `keys.py`
+    <folder>/metadata/     N.root.json, N.targets.json, N.planner.json, N.snapshot.json, timestamp.json
+    <folder>/targets/      releases/<digest>.json, recuts/<digest>.json, anatomies/<SHA-256>.json
+    <folder>/pending.json  a change of the keys that is not finished
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import (
+    DelegatedRole,
+    Delegations,
+    Metadata,
+    MetaFile,
+    Root,
+    Snapshot,
+    TargetFile,
+    Targets,
+    Timestamp,
+)
+from tuf.api.serialization.json import JSONSerializer
+
+from edgesplit import identifiers
+from edgesplit.atomic_files import write_durably
+from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.mqtt import messages
+from edgesplit.release import manifest as release
+from edgesplit.release.fingerprint import Anatomy, anatomy_file, decode_anatomy
+from edgesplit.release.recut import check_recut
+from edgesplit.trust.store import (
+    ANATOMY_FILE,
+    BASE_FILE,
+    DIRECTOR,
+    PLANNER,
+    PLANNER_FILE,
+    TARGETS_FILE,
+    anatomy_path,
+    recut_path,
+    root_file,
+    target_path,
+)
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.tuf.key_change import LIFE, check_targets_step, next_targets, parse
+from edgesplit_controller.tuf.key_folder import KeyFolder
+
+RENEW_AT: Final = 0.5
+"""Metadata is signed anew when this part of its life has passed."""
+AHEAD_S: Final = 86_400.0
+"""A version that is further ahead of the clock was counted by somebody else."""
+KEPT_VERSIONS: Final = 16
+"""Old snapshots and targets kept for a device in the middle of a refresh."""
+RELEASE_KEY_ELSEWHERE: Final = "say where it is with --sign-with URI (or EDGESPLIT_SIGN_WITH), as in file2:release.pem"
+_PATH: Final = re.compile(
+    r"metadata/(?:[0-9]{1,10}\.)?(?:root|targets|planner|snapshot|timestamp)\.json"
+    r"|targets/(?:releases|recuts|anatomies)/[0-9a-f]{64}\.json"
+)
+_Role = TypeVar("_Role", Root, Timestamp, Snapshot, Targets)
+
+
+def grown(stored: int, now: float) -> int:
+    """The version or counter after `stored`: grows by one at least, and follows the clock."""
+    return max(stored + 1, int(now))
+
+
+class Repository:
+    """The repository in `folder`, made there if there is none. Thread-safe, also between processes."""
+
+    def __init__(self, folder: Path, *, now: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._metadata = folder / "metadata"
+        self._keys = KeyFolder(folder / "keys")
+        self._now = now
+        self._lock = threading.Lock()
+        with self._exclusive():
+            if not self._newest_root():
+                self._refuse_a_second_first_root()
+                self._write_root()
+            if not (self._metadata / "timestamp.json").is_file():
+                self._publish(self._current_targets(), self._current_planner())
+        self.refresh_timestamp()
+
+    @property
+    def root_bytes(self) -> bytes:
+        """The newest root: what a claim gives to a new device."""
+        return (self._metadata / root_file(self._newest_root())).read_bytes()
+
+    def add_release(self, raw_manifest: bytes) -> str:
+        """Sign a release and publish it; returns its digest. Adding it again changes nothing."""
+        release.decode_manifest(raw_manifest)
+        digest = release.release_digest(raw_manifest)
+        path = target_path(digest)
+        with self._exclusive():
+            targets = self._current_targets()
+            if path not in targets.targets:
+                self._need_release_key()
+                write_durably(self._folder / "targets" / path, raw_manifest)
+                targets.targets[path] = TargetFile.from_data(path, raw_manifest, ["sha256"])
+                self._publish(targets)
+        return digest
+
+    def add_anatomy(self, raw: bytes) -> None:
+        """Keep a model's anatomy for devices to ask for; the manifest that names it by its digest is what is signed."""
+        write_durably(self._folder / "targets" / anatomy_path(anatomy_file(raw).sha256), raw)
+
+    def add_recut(self, raw_manifest: bytes) -> str:
+        """Sign another cut of a release with the planner's key and publish it; returns its digest.
+
+        TrustError says why the manifest is no recut of a release that the targets role lists: devices would refuse it.
+        The release key is not needed. Adding it again changes nothing.
+        """
+        recut = release.decode_manifest(raw_manifest)
+        digest = release.release_digest(raw_manifest)
+        path = recut_path(digest)
+        with self._exclusive():
+            check_recut(recut, *self._base_of(recut))
+            planner = self._current_planner()
+            if path not in planner.targets:
+                write_durably(self._folder / "targets" / path, raw_manifest)
+                planner.targets[path] = TargetFile.from_data(path, raw_manifest, ["sha256"])
+                self._publish(None, planner)
+        return digest
+
+    @property
+    def signs_releases(self) -> bool:
+        """Does the release key lie here?"""
+        return self._holds("targets")
+
+    def published(self) -> tuple[bytes, bytes]:
+        """The root and the list of releases as devices get them now."""
+        with self._exclusive():
+            return self.root_bytes, self._raw_targets()[1]
+
+    def unsigned(self, *raw_manifests: bytes) -> bytes:
+        """What the release key must sign so that these releases are added; without any, so that the list lives on."""
+        for raw in raw_manifests:
+            release.decode_manifest(raw)
+        with self._exclusive():
+            targets = self._current_targets()
+            version = self._next(targets.version, "targets")
+            following = next_targets(targets, raw_manifests, version, self._expiry("targets"))
+            return Metadata(following).to_bytes(JSONSerializer(compact=True))
+
+    def add_signed(self, raw_targets: bytes, raw_manifests: Sequence[bytes]) -> None:
+        """Publish a list of releases that was signed elsewhere: the present one with these releases more.
+
+        TrustError for anything else, Conflict where another was published meanwhile; neither changes anything.
+        """
+        metadata = parse(raw_targets, Targets, "what was signed")
+        with self._exclusive():
+            current = self._current_targets()
+            if metadata.signed.version <= current.version:
+                raise Conflict("another list of releases was published meanwhile: do it again")
+            try:
+                self.trusted_root().verify_delegate("targets", metadata.signed_bytes, metadata.signatures)
+            except RepositoryError as error:
+                raise TrustError(
+                    f"the list of releases is not signed by the release key ({error}); "
+                    "`edgectl keys show` tells which key that is"
+                ) from error
+            check_targets_step(current, metadata.signed, raw_manifests, self._now())
+            for raw in raw_manifests:
+                path = target_path(release.release_digest(raw))
+                write_durably(self._folder / "targets" / path, raw)
+            self._publish_raw(metadata.signed.version, raw_targets)
+
+    def releases(self) -> list[str]:
+        """Digests of all signed releases."""
+        return sorted(Path(path).stem for path in self._current_targets().targets)
+
+    def recuts(self) -> list[str]:
+        """Digests of all other cuts of them that the planner's key signed."""
+        return sorted(Path(path).stem for path in self._current_planner().targets)
+
+    def renew(self) -> None:
+        """Sign what devices ask for anew, with versions that follow the clock: at each start of a controller.
+
+        A backup that was put back holds older versions than devices have seen, and they refuse those. Where it lacks
+        the online keys of the newest root, nothing can be signed before they are rotated.
+        """
+        with self._exclusive():
+            if self._has_online_keys():
+                self._publish_again()
+
+    def refresh_timestamp(self) -> bool:
+        """Sign anew what has passed half its life, so that devices never see expired metadata; True if it did.
+
+        What needs a key that lies elsewhere is left alone: `edgectl keys show` tells when it is due.
+        """
+        with self._exclusive():
+            if not self._has_online_keys():
+                return False
+            targets_due = self._holds("targets") and self._is_due(self._current_targets(), "targets")
+            online = (self._current_planner(), PLANNER), (self._current_snapshot(), "snapshot")
+            if targets_due or any(self._is_due(*role) for role in online):
+                self._publish_again()
+                return True
+            timestamp = self._load("timestamp.json", Timestamp)
+            if not self._is_due(timestamp, "timestamp"):
+                return False
+            self._write_timestamp(timestamp.snapshot_meta)
+            return True
+
+    def carried(self, releases: Collection[str]) -> tuple[dict[str, bytes], dict[str, float]]:
+        """What leads from any root to these releases, by the paths under which devices ask for it, as one consistent
+        whole; and when each part of it ends, in Unix seconds. The timestamp is signed anew, to last as long as it can.
+        """
+        with self._exclusive():
+            if self._has_online_keys():
+                self._write_timestamp(self._load("timestamp.json", Timestamp).snapshot_meta)
+            timestamp, snapshot = self._load("timestamp.json", Timestamp), self._current_snapshot()
+            parts: dict[str, Root | Timestamp | Snapshot | Targets] = {
+                "root": self.trusted_root(), "timestamp": timestamp, "snapshot": snapshot,
+                "targets": self._current_targets(),
+            }  # fmt: skip
+            if set(releases) & set(self.recuts()):
+                parts[PLANNER] = self._current_planner()
+            listed = [f"{meta.version}.{name}" for name, meta in snapshot.meta.items()]
+            roots = [root_file(version) for version in range(1, self._newest_root() + 1)]
+            names_ = ["timestamp.json", f"{snapshot.version}.snapshot.json", *listed, *roots]
+            files = {f"metadata/{name}": (self._metadata / name).read_bytes() for name in names_}
+            for digest in releases:
+                files.update(self._papers(digest))
+        return files, {role: part.expires.timestamp() for role, part in parts.items()}
+
+    def _papers(self, digest: str) -> dict[str, bytes]:
+        """A release's manifest, and of a recut what it is a recut of, by their paths."""
+        raw = self.manifest(digest)
+        path = target_path(digest) if digest in self.releases() else recut_path(digest)
+        files = {f"targets/{path}": raw}
+        recut = release.decode_manifest(raw)
+        if recut.recut_of:
+            base = self.manifest(recut.recut_of)
+            files[f"targets/{target_path(recut.recut_of)}"] = base
+            anatomy = release.decode_manifest(base).anatomy
+            if anatomy is not None:
+                beside = f"targets/{anatomy_path(anatomy.sha256)}"
+                files[beside] = self.read(beside)
+        return files
+
+    def read(self, path: str) -> bytes:
+        """The file that a device asked for, "metadata/…" or "targets/…"; FileNotFoundError if there is none."""
+        if not _PATH.fullmatch(path):
+            raise FileNotFoundError(f"no such file: {path[:120]!r}")
+        return (self._folder / path).read_bytes()
+
+    def manifest(self, digest: str) -> bytes:
+        """The bytes of a signed release's or recut's manifest; FileNotFoundError if there is none."""
+        try:
+            return self.read(f"targets/{target_path(digest)}")
+        except FileNotFoundError:
+            return self.read(f"targets/{recut_path(digest)}")
+
+    def sign_statement(self, statement: release.Statement) -> bytes:
+        """The director's signed word, as it travels."""
+        identifiers.device_name(statement.device)
+        payload = messages.encode(statement)
+        # Also by a key that is to replace the present one, so that a statement outlives the change.
+        signatures = [signer.sign(payload) for signer in self._keys.signers(DIRECTOR)]
+        signed = release.Signed(payload, tuple(release.Signature(one.keyid, one.signature) for one in signatures))
+        return messages.encode(signed)
+
+    def delegated_keys(self, role: str) -> list[str]:
+        """Ids of the keys that devices know as the director's, or as the planner's."""
+        return delegated_keys(self._current_targets(), role)
+
+    def proof(self, digest: str) -> dict[str, bytes]:
+        """What proves that release without a network: every root, and the targets metadata that lists it; of a recut
+        also the planner's metadata, and what it is a recut of."""
+        with self._exclusive():
+            meta = self._current_snapshot().meta
+            versions = {name: f"{meta[name].version}.{name}" for name in (TARGETS_FILE, PLANNER_FILE) if name in meta}
+            raw = {name: (self._metadata / file).read_bytes() for name, file in versions.items()}
+            roots = [root_file(version) for version in range(1, self._newest_root() + 1)]
+            proof = {**{name: (self._metadata / name).read_bytes() for name in roots}, TARGETS_FILE: raw[TARGETS_FILE]}
+            if target_path(digest) in self._current_targets().targets:
+                return proof
+            if recut_path(digest) not in self._current_planner().targets:
+                raise TrustError(f"release {digest[:12]} is not in the repository")
+            return {**proof, PLANNER_FILE: raw[PLANNER_FILE], **self._base_files(self.manifest(digest))}
+
+    def _base_files(self, raw_recut: bytes) -> dict[str, bytes]:
+        """The manifest of a recut's base, and its anatomy, as they lie beside the recut."""
+        raw_base = self.read(f"targets/{target_path(release.decode_manifest(raw_recut).recut_of)}")
+        anatomy = release.decode_manifest(raw_base).anatomy
+        files = {BASE_FILE: raw_base}
+        if anatomy is not None:
+            files[ANATOMY_FILE] = self.read(f"targets/{anatomy_path(anatomy.sha256)}")
+        return files
+
+    def _base_of(self, recut: release.Manifest) -> tuple[release.Manifest, Anatomy | None]:
+        """The release that a manifest says it is a recut of; TrustError where the targets role lists none."""
+        if not recut.recut_of or target_path(recut.recut_of) not in self._current_targets().targets:
+            raise TrustError("this is no recut of a release that the release key signed")
+        try:
+            base = release.decode_manifest(self.manifest(recut.recut_of))
+            raw = self.read(f"targets/{anatomy_path(base.anatomy.sha256)}") if base.anatomy else b""
+        except (FileNotFoundError, MalformedMessage) as error:
+            raise UsageError(f"the repository lacks release {recut.recut_of}: restore it from a backup") from error
+        return base, decode_anatomy(raw, base.anatomy) if base.anatomy else None
+
+    # For changes of the keys, always under the lock
+
+    @property
+    def keys(self) -> KeyFolder:
+        """The keys that lie here."""
+        return self._keys
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is kept."""
+        return self._folder
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """One writer at a time. Not re-entrant: calls that lock by themselves are not made inside."""
+        return self._exclusive()
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._now()
+
+    def expiry(self, role: str) -> datetime:
+        """When metadata of that role that is made now ends."""
+        return self._expiry(role)
+
+    def trusted_root(self, version: int = 0) -> Root:
+        """The newest root, or that version of it."""
+        return self._load(root_file(version or self._newest_root()), Root)
+
+    def newest_root(self) -> int:
+        """The version of the newest root."""
+        return self._newest_root()
+
+    def current_targets(self) -> Targets:
+        """The published list of releases."""
+        return self._current_targets()
+
+    def next_targets_version(self, *, anew: bool) -> int:
+        """The version of the next list of releases; `anew` where its key changes."""
+        return self._next(self._current_targets().version, "targets", anew=anew)
+
+    def expiries(self) -> dict[str, tuple[int, datetime]]:
+        """Version and end of each role's metadata."""
+        timestamp = self._load("timestamp.json", Timestamp)
+        parts = (self.trusted_root(), self._current_targets(), self._current_snapshot(), timestamp)
+        planner = self._current_planner()
+        return {
+            **{part.type: (part.version, part.expires) for part in parts},
+            PLANNER: (planner.version, planner.expires),
+        }
+
+    def publish_for(self, following: Root, raw_targets: bytes | None) -> None:
+        """Publish for devices that know the present root and for those that know `following`: signed by the keys of
+        both, as far as they lie here. With `raw_targets` as the list of releases, else with the present one."""
+        version, raw = self._raw_targets()
+        if raw_targets is not None:
+            raw, version = raw_targets, parse(raw_targets, Targets, "the list of releases").signed.version
+        self._publish_raw(version, raw, following)
+
+    def write_root(self, raw: bytes, version: int) -> None:
+        """Publish a root. It is what devices believe from now on."""
+        write_durably(self._metadata / root_file(version), raw)
+
+    # Writing, always under the lock
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One writer at a time: the lock for our threads, the file's for other processes. Not re-entrant."""
+        with self._lock:
+            try:
+                self._metadata.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise UsageError(f"cannot write the repository in {self._folder}: {error.strerror}") from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
+
+    def _refuse_a_second_first_root(self) -> None:
+        """A root that lies elsewhere was once here: a new first root would be believed by no device."""
+        if not self._keys.empty and not self._keys.has("root"):
+            raise UsageError(
+                f"{self._metadata} has no root, and its key lies elsewhere: restore the folder from a backup"
+            )
+
+    def _write_root(self) -> None:
+        root = Root(version=1, expires=self._expiry("root"), consistent_snapshot=True)
+        for role in ("root", "targets", "snapshot", "timestamp"):
+            for signer in self._keys.signers(role):
+                root.add_key(signer.public_key, role)
+        self._write(root, root_file(1), _keyids("root", [root]))
+
+    def _need_release_key(self) -> None:
+        if not self._holds("targets"):
+            raise Conflict(f"the release key does not lie on this controller: {RELEASE_KEY_ELSEWHERE}")
+
+    def _holds(self, role: str) -> bool:
+        """Do enough of that role's keys lie here?"""
+        trusted = self.trusted_root().roles[role]
+        return len(self._keys.holds(role, trusted.keyids)) >= trusted.threshold
+
+    def _has_online_keys(self) -> bool:
+        return self._holds("snapshot") and self._holds("timestamp")
+
+    def _publish(self, targets: Targets | None, planner: Targets | None = None) -> None:
+        """Sign these targets, then what leads to them; the timestamp is what makes them count.
+
+        What is not given stays as it is published, and its key is not needed.
+        """
+        roots = [self.trusted_root()]
+        if targets is not None:
+            targets.version = self._next(targets.version, "targets")
+            targets.expires = self._expiry("targets")
+            raw_targets = self._write(targets, f"{targets.version}.{TARGETS_FILE}", _keyids("targets", roots))
+            self._publish_online(targets, raw_targets, roots, planner)
+        else:
+            self._publish_online(self._current_targets(), self._raw_targets()[1], roots, planner)
+
+    def _publish_again(self) -> None:
+        """What is published, signed anew as far as its keys lie here."""
+        self._publish(self._current_targets() if self._holds("targets") else None, self._current_planner())
+
+    def _publish_raw(self, version: int, raw_targets: bytes, following: Root | None = None) -> None:
+        """These targets as they are signed, and what leads to them: under the present root and the following one."""
+        targets = parse(raw_targets, Targets, "the list of releases").signed
+        planner = self._current_planner()
+        write_durably(self._metadata / f"{version}.{TARGETS_FILE}", raw_targets)
+        roots = [self.trusted_root(), *([following] if following is not None else [])]
+        self._publish_online(targets, raw_targets, roots, planner)
+        if following is not None:
+            self._forget_ahead("targets", version)
+
+    def _publish_online(
+        self, targets: Targets, raw_targets: bytes, roots: Sequence[Root], planner: Targets | None
+    ) -> None:
+        """The planner's list where one is given, snapshot and timestamp over these targets: their keys are always here.
+
+        The planner's keys are those that `targets` names.
+        """
+        meta = dict(self._current_snapshot().meta) if self._has_timestamp() else {}
+        meta[TARGETS_FILE] = MetaFile.from_data(targets.version, raw_targets, ["sha256"])
+        if planner is not None and self._keys.holds(PLANNER, delegated_keys(targets, PLANNER)):
+            meta[PLANNER_FILE] = self._sign_planner(planner, targets, roots)
+        version = self._next(0, "snapshot", anew=_rekeyed("snapshot", roots))
+        snapshot = Snapshot(version, None, self._expiry("snapshot"), meta)
+        raw_snapshot = self._write(snapshot, f"{version}.snapshot.json", _keyids("snapshot", roots))
+        self._write_timestamp(MetaFile.from_data(version, raw_snapshot, ["sha256"]), roots)
+        if _rekeyed("snapshot", roots):
+            self._forget_ahead("snapshot", version)
+        for role in ("targets", PLANNER, "snapshot"):
+            self._prune(role)
+
+    def _sign_planner(self, planner: Targets, targets: Targets, roots: Sequence[Root]) -> MetaFile:
+        """The next version of the planner's list, written; what the snapshot says of it.
+
+        What a thief counted ahead is forgotten only where the snapshot's key changes too: under the same one devices
+        refuse any snapshot in which a list is older than it was.
+        """
+        keys = delegated_keys(targets, PLANNER)
+        rekeyed = self._has_timestamp() and set(keys) != set(self.delegated_keys(PLANNER))
+        anew = rekeyed and _rekeyed("snapshot", roots)
+        stored = 0 if anew and self._is_ahead(planner.version) else planner.version
+        planner.version = self._next(stored, PLANNER, anew=anew)
+        planner.expires = self._expiry(PLANNER)
+        raw = self._write(planner, f"{planner.version}.{PLANNER}.json", keys, PLANNER)
+        return MetaFile.from_data(planner.version, raw, ["sha256"])
+
+    def _write_timestamp(self, snapshot: MetaFile, roots: Sequence[Root] | None = None) -> None:
+        stored = self._load("timestamp.json", Timestamp).version if self._has_timestamp() else 0
+        signed_for = roots or [self.trusted_root()]
+        if _rekeyed("timestamp", signed_for) and self._is_ahead(stored):
+            stored = 0
+        version = grown(stored, self._now())
+        timestamp = Timestamp(version, None, self._expiry("timestamp"), snapshot)
+        self._write(timestamp, "timestamp.json", _keyids("timestamp", signed_for))
+
+    def _write(self, part: _Role, name: str, keyids: Collection[str], role: str = "") -> bytes:
+        """Sign with those of these keys of the role (its type by default) that lie here, and put it on disk."""
+        role = role or part.type
+        metadata = Metadata(part)
+        for signer in self._keys.held(role, keyids):
+            metadata.sign(signer, append=True)
+        if not metadata.signatures:
+            raise UsageError(
+                f"no {role} key lies in {self._folder / 'keys'}: restore the folder from a backup, "
+                f"or make a new one with `edgectl keys rotate {role}`"
+            )
+        raw = metadata.to_bytes(JSONSerializer(compact=True))
+        write_durably(self._metadata / name, raw)
+        return raw
+
+    def _next(self, stored: int, role: str, *, anew: bool = False) -> int:
+        """The next version; `anew` after a change of the role's key: what a thief counted ahead does not count."""
+        known = [stored, *self._versions(role)]
+        if anew:
+            known = [0, *(version for version in known if not self._is_ahead(version))]
+        return grown(max(known), self._now())
+
+    def _is_ahead(self, version: int) -> bool:
+        return version > self._now() + AHEAD_S
+
+    def _forget_ahead(self, role: str, version: int) -> None:
+        """Files of versions that were counted ahead of the clock, once a lower one is published under a new key."""
+        for known in self._versions(role):
+            if known > version and self._is_ahead(known):
+                (self._metadata / f"{known}.{role}.json").unlink(missing_ok=True)
+
+    def _expiry(self, role: str) -> datetime:
+        return datetime.fromtimestamp(self._now(), timezone.utc) + LIFE[role]
+
+    def _prune(self, role: str) -> None:
+        for version in self._versions(role)[:-KEPT_VERSIONS]:
+            (self._metadata / f"{version}.{role}.json").unlink(missing_ok=True)
+
+    # Reading
+
+    def _current_targets(self) -> Targets:
+        """The published targets; before the first are published, the newest on disk or an empty list."""
+        if self._has_timestamp():
+            version = self._current_snapshot().meta[TARGETS_FILE].version
+            return self._load(f"{version}.{TARGETS_FILE}", Targets)
+        return Targets(delegations=self._delegations())
+
+    def _current_planner(self) -> Targets:
+        """The planner's published targets; an empty list before there are any."""
+        meta = self._current_snapshot().meta.get(PLANNER_FILE) if self._has_timestamp() else None
+        return Targets() if meta is None else self._load(f"{meta.version}.{PLANNER_FILE}", Targets)
+
+    def _raw_targets(self) -> tuple[int, bytes]:
+        """Version and bytes of the published targets."""
+        version = self._current_snapshot().meta[TARGETS_FILE].version
+        try:
+            return version, (self._metadata / f"{version}.{TARGETS_FILE}").read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"the repository lacks {self._metadata / f'{version}.{TARGETS_FILE}'}: restore it from a backup"
+            ) from error
+
+    def _current_snapshot(self) -> Snapshot:
+        version = self._load("timestamp.json", Timestamp).snapshot_meta.version
+        return self._load(f"{version}.snapshot.json", Snapshot)
+
+    def _delegations(self) -> Delegations:
+        """The director: a key that devices know through the targets role. It lists no release, and stops no search.
+        The planner: it lists other cuts of releases, and whoever looks for one looks nowhere else."""
+        signers = {role: self._keys.signers(role) for role in (DIRECTOR, PLANNER)}
+        keys = {one.public_key.keyid: one.public_key for of_role in signers.values() for one in of_role}
+        ids = {role: sorted(one.public_key.keyid for one in of_role) for role, of_role in signers.items()}
+        director = DelegatedRole(DIRECTOR, ids[DIRECTOR], 1, terminating=False, paths=["director/*"])
+        planner = DelegatedRole(PLANNER, ids[PLANNER], 1, terminating=True, paths=["recuts/*"])
+        return Delegations(keys, roles={DIRECTOR: director, PLANNER: planner})
+
+    def _is_due(self, part: Targets | Snapshot | Timestamp, role: str) -> bool:
+        left_s = part.expires.timestamp() - self._now()
+        return left_s < LIFE[role].total_seconds() * (1 - RENEW_AT)
+
+    def _has_timestamp(self) -> bool:
+        return (self._metadata / "timestamp.json").is_file()
+
+    def _newest_root(self) -> int:
+        return max(self._versions("root"), default=0)
+
+    def _versions(self, role: str) -> list[int]:
+        """Versions of that role on disk, oldest first."""
+        suffix = f".{role}.json"
+        found = [file.name.removesuffix(suffix) for file in self._metadata.glob(f"*{suffix}")]
+        return sorted(int(version) for version in found if version.isdigit())
+
+    def _load(self, name: str, kind: type[_Role]) -> _Role:
+        try:
+            return _parse((self._metadata / name).read_bytes(), kind, name).signed
+        except OSError as error:
+            raise UsageError(f"the repository lacks {self._metadata / name}: restore it from a backup") from error
+
+
+def delegated_keys(targets: Targets, role: str) -> list[str]:
+    """Ids of the keys to which these targets delegate that role."""
+    roles = targets.delegations.roles if targets.delegations is not None else None
+    return list(roles[role].keyids) if roles and role in roles else []
+
+
+def _keyids(role: str, roots: Sequence[Root]) -> set[str]:
+    """Ids of the keys that these roots give the role."""
+    return {keyid for root in roots for keyid in root.roles[role].keyids}
+
+
+def _rekeyed(role: str, roots: Sequence[Root]) -> bool:
+    """Does the role change its keys from one of these roots to the next?"""
+    return len({tuple(sorted(root.roles[role].keyids)) for root in roots}) > 1
+
+
+def _parse(raw: bytes, kind: type[_Role], name: str) -> Metadata[_Role]:
+    try:
+        metadata: Metadata[Any] = Metadata.from_bytes(raw)
+    except RepositoryError as error:
+        raise UsageError(f"the repository's {name} cannot be read: {error}; restore it from a backup") from error
+    if not isinstance(metadata.signed, kind):
+        raise UsageError(f"the repository's {name} is {metadata.signed.type} metadata; restore it from a backup")
+    return metadata

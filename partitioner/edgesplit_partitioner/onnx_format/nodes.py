@@ -1,0 +1,133 @@
+"""What an ONNX node reads, writes and holds, subgraphs included: plain questions to the protobuf, no decisions.
+
+Everything is keyed on names, never on `id(node)`: protobuf wrappers are temporary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx
+
+from edgesplit_partitioner.ir.tensor_types import ITEM_BYTES
+
+DATATYPES: Mapping[int, str] = {
+    onnx.TensorProto.BOOL: "BOOL",
+    onnx.TensorProto.UINT8: "UINT8",
+    onnx.TensorProto.UINT16: "UINT16",
+    onnx.TensorProto.UINT32: "UINT32",
+    onnx.TensorProto.UINT64: "UINT64",
+    onnx.TensorProto.INT8: "INT8",
+    onnx.TensorProto.INT16: "INT16",
+    onnx.TensorProto.INT32: "INT32",
+    onnx.TensorProto.INT64: "INT64",
+    onnx.TensorProto.FLOAT16: "FP16",
+    onnx.TensorProto.FLOAT: "FP32",
+    onnx.TensorProto.DOUBLE: "FP64",
+}
+"""Open Inference Protocol names of the types that may live between layers."""
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs inside a node's attributes (If, Loop, Scan), not deeper."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """This graph and every graph inside it."""
+    pending = [graph]
+    while pending:
+        one = pending.pop()
+        yield one
+        pending.extend(inner for node in one.node for inner in subgraphs(node))
+
+
+def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Dense initializers of this graph by name."""
+    return {one.name: one for one in graph.initializer}
+
+
+def constant_names(graph: onnx.GraphProto) -> set[str]:
+    """Names of all initializers of this graph, sparse ones too."""
+    return {one.name for one in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """Names the node needs, each once: its inputs, and what its subgraphs capture from outside."""
+    captured = (name for graph in subgraphs(node) for name in _captured(graph))
+    return _unique(name for name in (*node.input, *captured) if name)
+
+
+def writes(node: onnx.NodeProto) -> list[str]:
+    """Names the node gives."""
+    return [name for name in node.output if name]
+
+
+def _captured(graph: onnx.GraphProto) -> list[str]:
+    """Names that this subgraph uses and does not define."""
+    own = {one.name for one in graph.input} | constant_names(graph)
+    own |= {name for node in graph.node for name in node.output}
+    used = [name for node in graph.node for name in reads(node)] + [one.name for one in graph.output]
+    return [name for name in used if name not in own]
+
+
+def inner_weight_bytes(node: onnx.NodeProto) -> int:
+    """Bytes of the initializers inside the node's subgraphs."""
+    inside = (inner for graph in subgraphs(node) for inner in all_graphs(graph))
+    return sum(tensor_bytes(tensor) for graph in inside for tensor in graph.initializer)
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Size of a stored tensor."""
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    count = 1
+    for length in tensor.dims:
+        count *= length
+    return count * ITEM_BYTES.get(DATATYPES.get(tensor.data_type, ""), 1)
+
+
+def stored_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor stored in the graph: initializers, sparse ones, attributes; subgraphs included."""
+    for one in all_graphs(graph):
+        yield from one.initializer
+        for sparse in one.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in one.node:
+            for attribute in node.attribute:
+                yield from attribute_tensors(attribute)
+
+
+def attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    """The tensors stored in an attribute, sparse ones too; those in its graphs are not."""
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+        yield from (sparse.values, sparse.indices)
+
+
+def function_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor stored in the model's own functions."""
+    for function in model.functions:
+        for node in function.node:
+            for attribute in node.attribute:
+                yield from attribute_tensors(attribute)
+            for graph in subgraphs(node):
+                yield from stored_tensors(graph)
+
+
+def domains(graph: onnx.GraphProto) -> set[str]:
+    """Operator domains in use, subgraphs included."""
+    return {_domain(node.domain) for one in all_graphs(graph) for node in one.node}
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,169 @@
+"""`firstrun.sh`: how Raspberry Pi OS Bookworm is configured at its first boot, before it starts as usual. Pure.
+
+The kernel's line makes systemd run it (systemd.run=) and reboot. It takes itself off that line when everything that it
+does lies on the card, and so begins again where the power went before; then it overwrites and removes itself.
+"""
+
+from __future__ import annotations
+
+import uuid
+from shlex import quote
+
+from edgesplit_provisioning.image import systemd_unit
+from edgesplit_provisioning.image.cloud_init import regulatory
+from edgesplit_provisioning.image.options import Wishes
+from edgesplit_provisioning.image.wifi import Wifi
+
+NAME = "firstrun.sh"
+CONNECTION = "edgesplit-wifi"
+
+
+def kernel_parameters(mount: str, wifi: Wifi | None) -> list[str]:
+    """What the kernel's line says of it. The path is the mounted one: systemd runs it when file systems are there."""
+    return [
+        *regulatory(wifi),
+        f"systemd.run={mount}/{NAME}",
+        "systemd.run_success_action=reboot",
+        "systemd.unit=kernel-command-line.target",
+    ]
+
+
+def script(wishes: Wishes, mount: str) -> bytes:
+    """The whole file."""
+    parts = [_HEAD, _assigned(wishes, mount), _NAME, _USER, _KEYS if wishes.ssh_keys else "", _sudo(wishes)]
+    parts += [_wifi(wishes.wifi), f"  (\n{systemd_unit.placing(mount)}  )", _AGAIN, _TAIL]
+    return "".join(parts).encode("ascii")
+
+
+def _assigned(wishes: Wishes, mount: str) -> str:
+    keys = "\n".join(wishes.ssh_keys)
+    return f"""  boot=$root{mount}
+  hostname={quote(wishes.hostname)}
+  user={quote(wishes.user)}
+  keys={_quoted(keys)}
+"""
+
+
+def _quoted(text: str) -> str:
+    """For the shell, in ASCII: what is not comes by its bytes in octal."""
+    if text.isascii():
+        return quote(text)
+    return f"$(printf '{''.join(map(_octal, text.encode()))}')"
+
+
+def _octal(byte: int) -> str:
+    return chr(byte) if 0x20 <= byte < 0x7F and byte not in b"\\%'" else f"\\{byte:03o}"
+
+
+_HEAD = """#!/bin/sh
+# Written by `edgectl flash`: the first boot of this device. It removes itself.
+main() {
+  root=${EDGESPLIT_ROOT:-}
+  umask 022
+  mkdir -p "$root/var/log"
+  exec >>"$root/var/log/edgesplit-firstrun.log" 2>&1
+"""
+_NAME = """
+  printf '%s\\n' "$hostname" >"$root/etc/hostname"
+  grep -v '^127\\.0\\.1\\.1[[:space:]]' "$root/etc/hosts" >"$root/etc/hosts.part"
+  printf '127.0.1.1\\t%s\\n' "$hostname" >>"$root/etc/hosts.part"
+  mv "$root/etc/hosts.part" "$root/etc/hosts"
+"""
+_USER = """
+  # The image's own first user gets this name, or there is none yet. Nobody gets a password.
+  if [ -x "$root/usr/lib/userconf-pi/userconf" ]; then
+    "$root/usr/lib/userconf-pi/userconf" "$user" '*'
+  fi
+  getent passwd "$user" >/dev/null || useradd --create-home --shell /bin/bash "$user"
+  usermod -p '*' "$user"
+"""
+_KEYS = """
+  home=$root$(getent passwd "$user" | cut -d: -f6)
+  mkdir -p "$home/.ssh"
+  printf '%s\\n' "$keys" >"$home/.ssh/authorized_keys"
+  chmod 700 "$home/.ssh"
+  chmod 600 "$home/.ssh/authorized_keys"
+  chown -R "$user:" "$home/.ssh"
+  mkdir -p "$root/etc/ssh/sshd_config.d"
+  printf 'PasswordAuthentication no\\n' >"$root/etc/ssh/sshd_config.d/10-edgesplit.conf"
+  systemctl enable ssh
+"""
+
+
+def _sudo(wishes: Wishes) -> str:
+    if not wishes.sudo:
+        return '\n  rm -f "$root"/etc/sudoers.d/010_*-nopasswd\n'
+    return """
+  printf '%s ALL=(ALL) NOPASSWD: ALL\\n' "$user" >"$root/etc/sudoers.d/edgesplit.part"
+  chmod 440 "$root/etc/sudoers.d/edgesplit.part"
+  mv "$root/etc/sudoers.d/edgesplit.part" "$root/etc/sudoers.d/010_edgesplit"
+"""
+
+
+def _wifi(wifi: Wifi | None) -> str:
+    if wifi is None:
+        return ""
+    return f"""
+  connections=$root/etc/NetworkManager/system-connections
+  mkdir -p "$connections"
+  (
+    umask 077
+    cat >"$connections/{CONNECTION}.part" <<'END'
+{connection(wifi)}END
+  )
+  mv "$connections/{CONNECTION}.part" "$connections/{CONNECTION}.nmconnection"
+  rfkill unblock wifi
+  for switch in "$root"/var/lib/systemd/rfkill/*:wlan; do
+    [ -e "$switch" ] && echo 0 >"$switch"
+  done
+"""
+
+
+def connection(wifi: Wifi) -> str:
+    """NetworkManager's file for the network. Its name as a list of bytes, which is what such a name is."""
+    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"edgesplit {wifi.ssid.hex()}")
+    return f"""[connection]
+id={CONNECTION}
+uuid={identity}
+type=wifi
+
+[wifi]
+mode=infrastructure
+ssid={"".join(f"{byte};" for byte in wifi.ssid)}
+
+[wifi-security]
+key-mgmt=wpa-psk
+psk={wifi.key}
+
+[ipv4]
+method=auto
+
+[ipv6]
+addr-gen-mode=default
+method=auto
+"""
+
+
+_AGAIN = """ || {
+    # Not armed: the next boot tries again; after three it goes on without, so that somebody can look at the device.
+    echo x >>"$boot/edgesplit/firstrun.tries"
+    [ "$(wc -l <"$boot/edgesplit/firstrun.tries")" -gt 3 ] || exit 0
+  }
+"""
+_TAIL = f"""
+  sync
+  rm -f "$boot/edgesplit/firstrun.tries"
+  sed 's/ systemd\\.run=[^ ]*//; s/ systemd\\.run_success_action=[^ ]*//; s/ systemd\\.unit=[^ ]*//' \\
+    "$boot/cmdline.txt" >"$boot/cmdline.new" || exit 0
+  [ -s "$boot/cmdline.new" ] || exit 0
+  sync
+  mv "$boot/cmdline.new" "$boot/cmdline.txt"
+  sync
+  # It holds the network's key: zeros over its blocks. The shell has read all of it by now.
+  head -c "$(wc -c <"$boot/{NAME}")" /dev/zero | dd of="$boot/{NAME}" bs=65536 conv=notrunc,fsync
+  rm -f "$boot/{NAME}"
+  sync
+  exit 0
+}}
+main
+"""

@@ -1,0 +1,98 @@
+"""What a Jetson's root file system gets: the kit with its claim, a unit that installs it at the first boot that can,
+the host name, who may log in by which keys, and a wireless network by its derived key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgesplit_provisioning.jetson.root_filesystem import Put
+
+KIT = "opt/edgesplit-kit"
+UNIT = "edgesplit-first-boot.service"
+_UNITS = "etc/systemd/system"
+_FIRST_BOOT = f"""\
+#!/bin/sh
+# Installs the agent from this folder, at each boot until it is done; then the folder goes, with what is secret in it.
+set -eu
+cd /{KIT}
+coral=
+[ ! -e coral.tar ] || coral=--coral
+if [ -e claim.json ]; then sh ./install.sh --claim claim.json $coral; else sh ./install.sh $coral; fi
+rm -f /{_UNITS}/multi-user.target.wants/{UNIT}
+cd /
+rm -rf /{KIT}
+sync
+"""
+_UNIT = f"""\
+[Unit]
+Description=Install the edgesplit agent
+After=local-fs.target
+ConditionPathExists=/{KIT}/first-boot.sh
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh /{KIT}/first-boot.sh
+Restart=on-failure
+RestartSec=30
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A wireless network (see `edgesplit_provisioning.image.wifi`)."""
+
+    ssid: bytes
+    key: str
+    """Derived, in hex."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """Checked values: none of them can break out of the file that it is written into."""
+
+    kit: Mapping[str, Path]
+    claim: bytes
+    hostname: str
+    user: str = ""
+    ssh_keys: Sequence[str] = field(default_factory=tuple)
+    sudo: bool = False
+    network: Network | None = None
+
+
+def files(overlay: Overlay) -> list[Put]:
+    """Below the root. The unit's link comes last: without it nothing of this is begun."""
+    puts = [Put(f"{KIT}/{name}", path) for name, path in overlay.kit.items()]
+    puts += [
+        Put(f"{KIT}/claim.json", overlay.claim, 0o600),
+        Put(f"{KIT}/first-boot.sh", _FIRST_BOOT.encode(), 0o755),
+        Put("etc/hostname", f"{overlay.hostname}\n".encode()),
+    ]
+    if overlay.ssh_keys:
+        keys = "".join(f"{key}\n" for key in overlay.ssh_keys)
+        puts.append(Put(f"etc/ssh/authorized_keys.d/{overlay.user}", keys.encode()))
+        line = "AuthorizedKeysFile .ssh/authorized_keys /etc/ssh/authorized_keys.d/%u\n"
+        puts.append(Put("etc/ssh/sshd_config.d/40-edgesplit.conf", line.encode()))
+    if overlay.sudo:
+        puts.append(Put("etc/sudoers.d/40-edgesplit", f"{overlay.user} ALL=(ALL) NOPASSWD: ALL\n".encode(), 0o440))
+    if overlay.network is not None:
+        path = "etc/NetworkManager/system-connections/edgesplit.nmconnection"
+        puts.append(Put(path, _connection(overlay.network), 0o600))
+    puts.append(Put(f"{_UNITS}/{UNIT}", _UNIT.encode()))
+    puts.append(Put(f"{_UNITS}/multi-user.target.wants/{UNIT}", target=f"/{_UNITS}/{UNIT}"))
+    return puts
+
+
+def _connection(network: Network) -> bytes:
+    """NetworkManager's keyfile. The name goes as numbers of its bytes, which need no quoting."""
+    ssid = "".join(f"{byte};" for byte in network.ssid)
+    return (
+        "[connection]\nid=edgesplit\ntype=wifi\nautoconnect=true\n\n"
+        f"[wifi]\nmode=infrastructure\nssid={ssid}\n\n"
+        f"[wifi-security]\nkey-mgmt=wpa-psk\npsk={network.key}\n\n"
+        "[ipv4]\nmethod=auto\n\n[ipv6]\nmethod=auto\n"
+    ).encode()

@@ -1,0 +1,163 @@
+"""Content keys for one device: wrapped to its X25519 key, so that one stream of ciphertext still feeds a whole group.
+
+HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, ChaCha20-Poly1305. Device and release are part of what is sealed, so
+that nothing wrapped for one opens as another's. Who wrapped is not proven here: the statement that carries the keys is
+signed, and each key must fit the commitment in the signed manifest, whatever way it came.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.slice_encryption import KEY_BYTES, Keys, is_key_of
+from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.limits import LIMITS
+from edgesplit.msgspec_warmup import settle
+from edgesplit.release.manifest import Sealed
+from edgesplit.trust.identity import private_pem
+
+PUBLIC_BYTES = 32
+WAY_OUT = (
+    "encrypted models cannot be opened here without it: make a claim with `edgectl device claim NAME --replace`, move"
+    " the folder `identity` away, and start the agent with that claim"
+)
+_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+
+
+class _KeyRing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is inside."""
+
+    keys: dict[str, bytes]
+
+
+def wrap(keys: Keys, public_key: bytes, device: str, release: str) -> bytes:
+    """These content keys, for that device and release alone. MalformedMessage where its key is none."""
+    ring = msgspec.msgpack.encode(_KeyRing(dict(keys)), order="deterministic")
+    try:
+        wrapped = _SUITE.encrypt(ring, X25519PublicKey.from_public_bytes(public_key), _about(device, release))
+    except ValueError as error:
+        raise MalformedMessage(f"the encryption key of {device} is no X25519 key") from error
+    if len(wrapped) > LIMITS.wrapped_bytes:
+        raise UsageError(
+            f"release {release[:12]}: {len(keys)} content keys for {device} are {len(wrapped)} bytes, at most"
+            f" {LIMITS.wrapped_bytes}; fewer cuts (--partition) need fewer keys"
+        )
+    return wrapped
+
+
+def unwrap(wrapped: bytes, key: X25519PrivateKey, device: str, release: str) -> dict[str, bytes]:
+    """The content keys in `wrapped`; TrustError unless they were wrapped for this device, this key and this release."""
+    if not wrapped:
+        raise TrustError(f"release {release[:12]} is encrypted, and no content keys came with the statement")
+    if len(wrapped) > LIMITS.wrapped_bytes:
+        raise TrustError(
+            f"release {release[:12]}: wrapped keys of {len(wrapped)} bytes, at most {LIMITS.wrapped_bytes}"
+        )
+    try:
+        ring = _SUITE.decrypt(wrapped, key, _about(device, release))
+    except (InvalidTag, ValueError) as error:
+        raise TrustError(
+            f"release {release[:12]}: its content keys were not wrapped for this device, or were spoiled on the way"
+        ) from error
+    return decode_ring(ring)
+
+
+def decode_ring(raw: bytes) -> dict[str, bytes]:
+    """The keys in an opened ring; TrustError where it holds anything else."""
+    try:
+        keys = msgspec.msgpack.decode(raw, type=_KeyRing).keys
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TrustError(f"content keys: {error}") from error
+    if any(len(key) != KEY_BYTES for key in keys.values()):
+        raise TrustError(f"content keys: one has not {KEY_BYTES} bytes")
+    return keys
+
+
+def fitting(keys: Keys, needed: Mapping[str, Sealed]) -> dict[str, bytes]:
+    """The keys that are needed, each checked against its commitment; TrustError where one is missing or another."""
+    missing = [key_id for key_id in needed if key_id not in keys]
+    if missing:
+        raise TrustError(
+            f"{len(missing)} of {len(needed)} content keys that are needed here were not given to this machine"
+        )
+    wrong = [key_id for key_id, sealed in needed.items() if not is_key_of(sealed, keys[key_id])]
+    if wrong:
+        raise TrustError(f"{len(wrong)} of {len(needed)} content keys are not those that the release was signed with")
+    return {key_id: keys[key_id] for key_id in needed}
+
+
+def _about(device: str, release: str) -> bytes:
+    return f"edgesplit content keys 1\n{device}\n{release}".encode()
+
+
+# The device's own key
+
+
+def load_or_make_encryption_key(path: Path) -> X25519PrivateKey:
+    """The device's X25519 key in `path`, made there (0600, durably) if there is none: only while it enrols."""
+    if path.exists():
+        return load_encryption_key(path)
+    key = X25519PrivateKey.generate()
+    try:
+        write_durably(path, private_pem(key), mode=0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write the encryption key {path}: {error.strerror}") from error
+    return key
+
+
+def load_encryption_key(path: Path) -> X25519PrivateKey:
+    """The device's X25519 key; UsageError says the way out where it is lost or spoiled."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise UsageError(f"the encryption key {path} cannot be read ({error.strerror}); {WAY_OUT}") from error
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} holds no private key any more; {WAY_OUT}") from error
+    if not isinstance(key, X25519PrivateKey):
+        raise UsageError(f"{path} holds another key than X25519; {WAY_OUT}")
+    if path.stat().st_mode & 0o077:
+        os.chmod(path, 0o600)
+    return key
+
+
+def public_bytes(key: X25519PrivateKey) -> bytes:
+    """What the controller is given."""
+    return key.public_key().public_bytes_raw()
+
+
+def introduce(key: X25519PrivateKey, identity: Ed25519PrivateKey, csr_pem: str) -> tuple[bytes, bytes]:
+    """The public part, and the identity key's signature that binds it to that certificate request."""
+    public = public_bytes(key)
+    return public, identity.sign(_introduction(public, csr_pem))
+
+
+def check_introduction(public: bytes, signature: bytes, identity: object, csr_pem: str, device: str) -> None:
+    """The holder of the identity key says that this X25519 key is its own, and it can be wrapped to.
+
+    TrustError where the signature is another's, MalformedMessage where it is no key.
+    """
+    if len(public) != PUBLIC_BYTES or not isinstance(identity, Ed25519PublicKey):
+        raise MalformedMessage("the encryption key is no X25519 key, or the request's own key is not Ed25519")
+    try:
+        identity.verify(signature, _introduction(public, csr_pem))
+    except InvalidSignature as error:
+        raise TrustError("the encryption key is not signed by the key of the certificate request") from error
+    wrap({}, public, device, "")
+
+
+def _introduction(public: bytes, csr_pem: str) -> bytes:
+    """What the identity key signs: nothing else that it ever signs begins like this."""
+    return b"edgesplit encryption key 1\n" + public + csr_pem.encode()
+
+
+settle(__name__)
