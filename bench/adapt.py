@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from policy_replay import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
 from emulated import MODEL, RTT_S, Device, devices, emulated, plan_on, traces
+from policy_replay import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
 from record import Target, arguments, finish, percentile
 
 from edgesplit import plan as plans

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from adapt import harmonic_mean, mean_s, p95_s, scene_of
-from policy_replay import Adaptive, Always, Oracle, Policy, Scene, rehearse
 from emulated import Device, devices, plan_on, traces
+from policy_replay import Adaptive, Always, Oracle, Policy, Scene, rehearse
 from record import Target, arguments, finish
 
 from edgesplit.bandwidth_trace import UplinkTrace

@@ -200,7 +200,7 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
 
 def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both begin at once and the device wins each time: nothing is held against a cloud that was heard of lately."""
-    for how_long in ("serving.offload_race.LEAST_S", "offload.target.UNHEARD_S", "offload.target.UNANSWERED_S"):  # however slow this machine is
+    for how_long in ("serving.offload_race.LEAST_S", "offload.target.UNHEARD_S", "offload.target.UNANSWERED_S"):
         monkeypatch.setattr(f"edgesplit_agent.{how_long}", 1000.0)
     with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
         assert not engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=Wishes(hedge="never")).report.fallback

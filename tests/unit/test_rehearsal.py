@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from policy_replay import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from policy_replay import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
 
 from edgesplit.bandwidth_trace import PACKET_BYTES, UplinkTrace, read_uplink_trace, uplink_trace
 from edgesplit.plan import Link, Plan, Power, Row
